@@ -77,23 +77,13 @@ def fetch_tls(
 
 def test_tls(loop: Loop, file: Path) -> None:
     """Pages arrive over TLS, large ones complete; a plain http request gets an answer that says https."""
-    file.write_text(TLS + "http_server_config: {headers: {Strict-Transport-Security: max-age=60}}\n")
+    file.write_text(TLS)
     with serving(loop, access=AccessControl(file)) as server:
         answer, _ = fetch_tls(server, file.parent)
         assert (answer.status, answer.body) == (200, PAGE)
-        assert answer.headers["strict-transport-security"] == "max-age=60"
         assert fetch_tls(server, file.parent, "/huge")[0].body == HUGE
         assert b"this server speaks https" in exchange(server, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         loop.until(lambda: not server.pool.connections)
-
-
-def test_configured_headers_of_an_invalid_request(loop: Loop, file: Path) -> None:
-    """The answer to bytes that are no request has the configured headers too."""
-    file.write_text("http_server_config: {headers: {X-Frame-Options: deny}}\n")
-    with serving(loop, access=AccessControl(file)) as server:
-        answer = exchange(server, b"nonsense\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 400 ")
-        assert b"x-frame-options: deny\r\n" in answer.lower()
 
 
 def test_client_certificate(loop: Loop, file: Path, caplog: pytest.LogCaptureFixture) -> None:

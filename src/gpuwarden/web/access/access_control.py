@@ -25,7 +25,7 @@ _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 
 
 class AccessControl:
-    """TLS, logins and headers of a web configuration file, for clients over TCP.
+    """TLS and logins of a web configuration file, for clients over TCP.
 
     The file and the certificates are read again when one of them changes, which blocks as long as their file system
     does; an invalid change is logged once, and the previous settings stay. The constructor raises WebConfigError.
@@ -38,11 +38,6 @@ class AccessControl:
         self._settings = WebSettings()
         self._versions: dict[Path, tuple[int, ...]] = {}  # of each file, from before it was read
         self._load()
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers of every response, unless it has its own."""
-        return dict(self._settings.headers)
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the context of a new connection, with the certificate of now; None without TLS."""
@@ -106,15 +101,6 @@ def make_context(settings: TlsSettings) -> ssl.SSLContext:
         except ssl.SSLError:
             raise ValueError(f"{settings.client_ca_file} has no PEM certificate") from None
     context.verify_mode = _CLIENT_AUTH[settings.client_auth]
-    if settings.ciphers:
-        try:
-            context.set_ciphers(":".join(settings.ciphers))
-        except ssl.SSLError:
-            raise ValueError("tls_server_config.cipher_suites: OpenSSL on this machine has none of them") from None
-    if settings.curve:
-        context.set_ecdh_curve(settings.curve)
-    if not settings.prefer_server_ciphers:
-        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     return context
 
 
