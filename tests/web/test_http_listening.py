@@ -93,7 +93,7 @@ def test_stop_with_clients_in_every_state(loop: Loop, server: WebServer) -> None
         late.connect(server.address)
         address, connections = server.address, list(server.pool.connections)
         loop.run(server.stop())
-        assert {connection._stream.client.fileno() for connection in connections} == {-1}
+        assert {connection.client.fileno() for connection in connections} == {-1}
         wait_until_closed(late)
         again = WebServer(ROUTES)
         loop.run(again.start(*address))

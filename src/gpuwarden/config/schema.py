@@ -104,7 +104,7 @@ class WebConfig:
         "URL at which people reach the pages, for links in alerts; its host name is accepted in requests. none uses "
         "web.listen.")
     config_file: Path | None = option(_OPTIONAL_PATH, "none",
-        "File with TLS, certificates of clients, logins and headers for web.listen, in the format of Prometheus' "
+        "File with TLS, certificates of clients and logins for web.listen, in the format of Prometheus' "
         "exporters (docs/use/tls.md); read again when it changes. web.socket has none of them.")
     socket: Path = option(SOCKET_PATH_OR_NAME, "api.sock",
         "Unix socket that serves the same and identifies the client's user, for `gpuwarden runs`.")

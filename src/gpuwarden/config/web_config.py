@@ -1,7 +1,7 @@
-"""Web configuration file of Prometheus exporters: TLS, logins and headers of the HTTP server.
+"""Web configuration file of Prometheus exporters: TLS and logins of the HTTP server.
 
 The keys are those of exporter-toolkit (docs/web-configuration.md there), as `promtool check web-config` accepts them;
-what Python's ssl cannot do is an error, never ignored.
+any other is an error, so that the server is never less protected than its file says.
 """
 
 from __future__ import annotations
@@ -21,33 +21,24 @@ from gpuwarden.config.value_types import printable
 MAX_FILE_BYTES = 1 << 20
 CLIENT_AUTH = ("NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert")
 TLS_VERSIONS = ("TLS12", "TLS13")
-CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1"}  # names of OpenSSL
-HEADERS: Mapping[str, tuple[str, ...]] = {  # with their values; none for any
-    "Strict-Transport-Security": (),
-    "X-Frame-Options": ("deny", "sameorigin"),
-    "X-Content-Type-Options": ("nosniff",),
-    "X-XSS-Protection": (),
-    "Content-Security-Policy": (),
-}
 
 _UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert")
 _BCRYPT = re.compile(r"\$2[aby]\$(?:0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
-# TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, as Go and IANA call what OpenSSL calls ECDHE-RSA-AES128-GCM-SHA256.
-_CIPHER = re.compile(
-    r"TLS_(ECDHE)_(RSA|ECDSA)_WITH_(?:(AES)_(128|256)_(GCM)_(SHA256|SHA384)|(CHACHA20)_(POLY1305)(?:_SHA256)?)"
+_TLS_KEYS = ("cert_file", "key_file", "client_ca_file", "client_auth_type", "min_version", "max_version")
+_REMOVE_CIPHERS = (
+    "remove it; the ciphers and curves are those of OpenSSL, and min_version: TLS13 excludes the older ones"
 )
-_TLS_KEYS: Mapping[str, type] = {
-    "cert_file": str,
-    "key_file": str,
-    "client_ca_file": str,
-    "client_auth_type": str,
-    "min_version": str,
-    "max_version": str,
-    "cipher_suites": list,
-    "curve_preferences": list,
-    "prefer_server_cipher_suites": bool,
+_UNSUPPORTED = {  # keys of exporter-toolkit, with what to do
+    "http_server_config": "remove it; a reverse proxy can add headers and HTTP/2",
+    "rate_limit": "remove it; web.max_connections limits clients",
+    "tls_server_config.cert": "set cert_file",
+    "tls_server_config.key": "set key_file",
+    "tls_server_config.client_ca": "set client_ca_file",
+    "tls_server_config.client_allowed_sans": "remove it; every certificate of client_ca_file is accepted",
+    "tls_server_config.cipher_suites": _REMOVE_CIPHERS,
+    "tls_server_config.curve_preferences": _REMOVE_CIPHERS,
+    "tls_server_config.prefer_server_cipher_suites": _REMOVE_CIPHERS,
 }
-_TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 
 
 class WebConfigError(OSError):
@@ -59,17 +50,14 @@ class WebConfigError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """TLS of the server; `ciphers` and `curve` are names of OpenSSL, empty for its defaults."""
+    """TLS of the server."""
 
     cert_file: Path
     key_file: Path
     client_ca_file: Path | None = None
-    client_auth: str = "NoClientCert"
-    min_version: str = "TLS12"
-    max_version: str = "TLS13"
-    ciphers: tuple[str, ...] = ()
-    curve: str = ""
-    prefer_server_ciphers: bool = True
+    client_auth: str = CLIENT_AUTH[0]
+    min_version: str = TLS_VERSIONS[0]
+    max_version: str = TLS_VERSIONS[-1]
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -79,11 +67,10 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class WebSettings:
-    """Contents of the file; `users` are bcrypt hashes by name, `headers` have names in lower case."""
+    """Contents of the file; `users` are bcrypt hashes by name."""
 
     tls: TlsSettings | None = None
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_web_config(path: Path) -> WebSettings:
@@ -134,47 +121,32 @@ class _Loader(yaml.SafeLoader):
 
 
 def _parse(contents: Any, folder: Path) -> WebSettings:
-    sections = _section(contents, "", ("tls_server_config", "http_server_config", "basic_auth_users"))
-    http = _section(sections.get("http_server_config"), "http_server_config", ("http2", "headers"))
-    _value(http, "http_server_config.http2", bool)  # HTTP/1.1 serves clients of either
+    sections = _section(contents, "", ("tls_server_config", "basic_auth_users"))
     return WebSettings(
-        _parse_tls(sections.get("tls_server_config"), folder),
-        _parse_users(sections.get("basic_auth_users")),
-        _parse_headers(http.get("headers")),
+        _parse_tls(sections.get("tls_server_config"), folder), _parse_users(sections.get("basic_auth_users"))
     )
 
 
 def _parse_tls(contents: Any, folder: Path) -> TlsSettings | None:
     name = "tls_server_config"
-    given = _section(contents, name, _TLS_KEYS)
-    values = {key: _value(given, f"{name}.{key}", kind) for key, kind in _TLS_KEYS.items()}
-    cert, key = values["cert_file"], values["key_file"]
+    values = {key: value for key, value in _section(contents, name, _TLS_KEYS).items() if value is not None}
+    for option, value in values.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{name}.{option}: expected text")  # noqa: TRY004 - as every mistake in the file
+    cert, key, ca = (values.get(each) for each in ("cert_file", "key_file", "client_ca_file"))
     if not any(values.values()):
         return None
     if not cert or not key:
         raise ValueError(f"{name}: set both cert_file and key_file; there is no TLS without them")
-    ca, auth = values["client_ca_file"], _choose(values, "client_auth_type", CLIENT_AUTH)
+    auth = _choose(values, "client_auth_type", CLIENT_AUTH)
     if bool(ca) != (auth != CLIENT_AUTH[0]):
         missing = "client_ca_file: set it" if not ca else f"client_auth_type: set it to {CLIENT_AUTH[-1]}"
         raise ValueError(f"{name}.{missing}, or leave out both; together they verify the certificates of clients")
     least, most = _choose(values, "min_version", TLS_VERSIONS), _choose(values, "max_version", TLS_VERSIONS, default=-1)
     if TLS_VERSIONS.index(least) > TLS_VERSIONS.index(most):
         raise ValueError(f"{name}.max_version: {most} is below min_version; no client could connect")
-    suites = values["cipher_suites"] or ()
-    ciphers = tuple(filter(None, map(_cipher, suites)))
-    if suites and not ciphers and least == TLS_VERSIONS[0]:
-        raise ValueError(f"{name}.cipher_suites: has none of TLS 1.2; add one, or set min_version: {TLS_VERSIONS[-1]}")
-    return TlsSettings(
-        folder / cert,  # an absolute path replaces the folder
-        folder / key,
-        folder / ca if ca else None,
-        auth,
-        least,
-        most,
-        ciphers,
-        _curve(values["curve_preferences"] or ()),
-        values["prefer_server_cipher_suites"] is not False,
-    )
+    # An absolute path replaces the folder.
+    return TlsSettings(folder / cert, folder / key, folder / ca if ca else None, auth, least, most)
 
 
 def _parse_users(contents: Any) -> Mapping[str, str]:
@@ -188,17 +160,6 @@ def _parse_users(contents: Any) -> Mapping[str, str]:
     return users
 
 
-def _parse_headers(contents: Any) -> Mapping[str, str]:
-    name = "http_server_config.headers"
-    headers = _section(contents, name, HEADERS)
-    for header, value in headers.items():
-        if not isinstance(value, str) or not value.isascii() or not value.isprintable():
-            raise ValueError(f"{name}.{header}: not a line of printable ASCII text; quote it")
-        if (known := HEADERS[header]) and value not in known:
-            raise ValueError(f"{name}.{header}: {printable(value)} is not one of {', '.join(known)}")
-    return {header.lower(): value for header, value in headers.items()}
-
-
 def _section(contents: Any, name: str, known: Collection[str] | None) -> dict[str, Any]:
     """Return a section, empty if there is none; `known` has the valid keys, None for any."""
     if contents is None:
@@ -207,46 +168,20 @@ def _section(contents: Any, name: str, known: Collection[str] | None) -> dict[st
         raise ValueError(f"{name}: expected keys and values".removeprefix(": "))
     for key in contents:
         if known is not None and key not in known:
+            place = f"{name}.{printable(key)}".removeprefix(".")
+            if advice := _UNSUPPORTED.get(place):
+                raise ValueError(f"{place}: not supported; {advice}")
             near = get_close_matches(key, known, n=1)
-            advice = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
-            raise ValueError(f"{name}.{printable(key)}: unknown; {advice}".removeprefix("."))
+            raise ValueError(
+                f"{place}: unknown; " + (f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}")
+            )
     return contents
 
 
-def _value(section: Mapping[str, Any], key: str, kind: type) -> Any:
-    value = section.get(key.rpartition(".")[2])
-    if value is None:
-        return None
-    if not isinstance(value, kind) or (isinstance(value, list) and not all(isinstance(each, str) for each in value)):
-        names: dict[type, str] = {str: "text", bool: "true or false", list: "a list of names"}
-        raise ValueError(f"{key}: expected {names[kind]}")
-    return value
-
-
-def _choose(values: Mapping[str, Any], key: str, choices: Sequence[str], default: int = 0) -> str:
-    chosen: str = values[key] or choices[default]
+def _choose(values: Mapping[str, str], key: str, choices: Sequence[str], default: int = 0) -> str:
+    chosen = values.get(key) or choices[default]
     if chosen in _UNVERIFIED:
         raise ValueError(f"tls_server_config.{key}: {chosen} is not supported; use {' or '.join(choices[1:])}")
     if chosen not in choices:
         raise ValueError(f"tls_server_config.{key}: {printable(chosen)} is not one of {', '.join(choices)}")
     return chosen
-
-
-def _cipher(name: str) -> str:
-    """Return OpenSSL's name of a cipher suite of TLS 1.2; empty for those of TLS 1.3, which are always on."""
-    if name in _TLS13_CIPHERS:
-        return ""
-    if not (found := _CIPHER.fullmatch(name)):
-        raise ValueError(
-            f"tls_server_config.cipher_suites: {printable(name)} is unknown or not safe; e.g. "
-            "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
-        )
-    return "-".join(filter(None, found.groups())).replace("AES-", "AES")
-
-
-def _curve(names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    if len(names) > 1 or names[0] not in CURVES:
-        raise ValueError(f"tls_server_config.curve_preferences: set one of {', '.join(CURVES)}, or leave it out")
-    return CURVES[names[0]]

@@ -265,6 +265,6 @@ def _host_names(config: Config) -> HostNames:
 def _dispatcher(config: Config) -> Dispatcher | None:
     if not config.alerting:
         return None
-    from gpuwarden.alerts.delivery.dispatcher import start_dispatcher  # noqa: PLC0415 - with TLS, 4 MiB
+    from gpuwarden.alerts.delivery.dispatcher import start_dispatcher  # noqa: PLC0415 - with urllib, 2 MiB
 
     return start_dispatcher(config)

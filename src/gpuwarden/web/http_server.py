@@ -16,9 +16,8 @@ from pathlib import Path
 
 from gpuwarden.host import unix_socket
 from gpuwarden.web.access.access_control import AccessControl
-from gpuwarden.web.access.byte_stream import SocketStream
 from gpuwarden.web.host_names import HostNames
-from gpuwarden.web.http_connection import ConnectionPool, HttpConnection
+from gpuwarden.web.http_connection import ConnectionPool, HttpConnection, until_readable
 from gpuwarden.web.http_messages import Handler
 from gpuwarden.web.listener import listen
 from gpuwarden.web.router import Router
@@ -101,7 +100,7 @@ class WebServer:
 
     async def _accept(self, listener: socket.socket) -> None:
         while True:
-            await _until_readable(listener)  # out of descriptors, accept fails even where no client waits
+            await until_readable(listener)  # out of descriptors, accept fails even where no client waits
             try:
                 client, _ = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -114,8 +113,8 @@ class WebServer:
                 continue
             client.settimeout(0)
             is_tcp = client.family != socket.AF_UNIX
-            stream = self._access.open(client) if self._access and is_tcp else SocketStream(client)
-            HttpConnection(stream, self.router, self.pool)
+            context = self._access.tls_context() if self._access and is_tcp else None
+            HttpConnection(client, context, self.router, self.pool)
             if len(self.pool.connections) > self.max_connections:
                 await self.pool.evict()
 
@@ -124,13 +123,3 @@ class WebServer:
         if now >= self._log_due:
             self._log_due = now + LOG_INTERVAL_SECONDS
             log.warning("cannot accept a connection error=%r connections=%d", error, len(self.pool.connections))
-
-
-async def _until_readable(listener: socket.socket) -> None:
-    ready = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_reader(listener, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(listener)

@@ -46,18 +46,13 @@ class Router:
         """Return the response to a request, complete with the headers that describe it."""
         route = self._route(request.path)
         response = await compress(request, await self._refuse(request) or await self._handle(request, route))
-        return self._complete(response, route)
+        self.requests[route, response.status] += 1
+        return response
 
     def reject(self, status: int, text: str) -> HttpResponse:
         """Return the response to invalid bytes."""
-        return self._complete(text_response(status, text), OTHER)
-
-    def _complete(self, response: HttpResponse, route: str) -> HttpResponse:
-        """Count a response, and add the headers of the web configuration file that it does not have itself."""
-        self.requests[route, response.status] += 1
-        if self._access:
-            response = replace(response, headers={**self._access.headers, **response.headers})
-        return response
+        self.requests[OTHER, status] += 1
+        return text_response(status, text)
 
     def _route(self, path: str) -> str:
         """Return the route that a path belongs to; OTHER for none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from services import Daemon, ending, fetch, free_port, until
 from stand_in_server import serve_answers
 
 from gpuwarden.cli.common.api_client import ApiError, fetch_json
+from gpuwarden.cli.top.display import Display
 from gpuwarden.cli.top.layout import render_box
 from gpuwarden.cli.top.run_table import make_run_table
 from gpuwarden.cli.top.state_reader import fetch_state
@@ -151,6 +153,25 @@ def test_display_follows_the_state_and_the_window(tmp_path: Path, mock_nvml: Moc
         assert "red" in seen.colors()
         seen.resize(120, 40)
         seen.until(lambda text: text.count("/700 W") == 7 and "No training run reports" in text, "all GPUs")
+
+
+def test_only_changed_lines_are_written() -> None:
+    """A line that is on the screen is not written again, unless the screen may have changed."""
+    written = io.StringIO()
+    display = Display(Console(file=written, width=80, height=24, force_terminal=True))
+    display.state = {"version": 1, "gpus": [{"index": 0, "utilization_ratio": 0.25, "status": "up"}]}
+    display.refresh(whole=True)
+    first = written.getvalue()
+    assert first.count("25 %") == first.count("No training run") == 1
+    display.refresh()
+    assert written.getvalue() == first
+    display.state["gpus"][0]["utilization_ratio"] = 0.75
+    display.refresh()
+    changed = written.getvalue().removeprefix(first)
+    assert "75 %" in changed
+    assert "No training run" not in changed
+    display.refresh(whole=True)
+    assert written.getvalue().count("No training run") == 2
 
 
 def test_signals_end_it(box: Daemon) -> None:

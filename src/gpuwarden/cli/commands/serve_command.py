@@ -1,13 +1,6 @@
 """Commands `gpuwarden serve` and `gpuwarden once`: the daemon, and a single poll of it."""
 
-# ruff: noqa: E402  asyncio comes first, without ssl
-# isort: skip_file
-
 from __future__ import annotations
-
-from gpuwarden.daemon import asyncio_without_ssl
-
-asyncio_without_ssl.load()
 
 import argparse
 import asyncio

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.control import Control
 from rich.segment import Segment, Segments
 from rich.styled import Styled
 from rich.text import Text
@@ -29,6 +30,16 @@ class Display:
     state: Any = None
     at: float = 0.0
     view: View = field(default_factory=View)
+    _lines: list[list[Segment]] = field(default_factory=list)  # on the screen
+
+    def refresh(self, *, whole: bool = False) -> None:
+        """Write the lines that have changed on the screen, or all of them. Raises OSError without a terminal."""
+        lines = self.console.render_lines(self.draw(), self.console.options.update(height=self.console.height))
+        on_screen = [] if whole or len(lines) != len(self._lines) else self._lines
+        changed = [number for number, line in enumerate(lines) if not on_screen or line != on_screen[number]]
+        self._lines = lines
+        segments = (part for number in changed for part in (Control.move_to(0, number).segment, *lines[number]))
+        self.console.print(Segments(segments), end="", crop=False)
 
     def draw(self) -> RenderableType:
         """Draw the help, or the last answer; if a later request failed, in gray below the error."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich.table import Table
 from rich.text import Text
 
 from gpuwarden.cli.top.state_reader import format_place
@@ -14,9 +13,8 @@ from gpuwarden.cli.top.style import (
     STYLES,
     Column,
     condition_mark,
-    make_table,
+    draw_table,
     memory_bar,
-    narrow,
     number_cell,
     pressure_style,
     text_cell,
@@ -34,7 +32,7 @@ def count_rows(gpus: Sequence[ApiObject]) -> int:
     return sum(1 + len(gpu.parts("mig")) for gpu in gpus)
 
 
-def make_gpu_table(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], width: int, *, model_names: bool) -> Table:
+def make_gpu_table(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], width: int, *, model_names: bool) -> Text:
     """Return a table of GPUs and MIG instances, which names `runs`; `model_names` adds that column."""
     run_names = {run.text("run_id"): run.text("name") for run in runs}
     holders = {
@@ -44,7 +42,7 @@ def make_gpu_table(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], width: 
         for device in run.parts("devices")
     }
     drawn = 5 if width < MIN_WIDE_COLUMNS else 12 if width < MIN_WIDEST_COLUMNS else 32
-    made = make_table(
+    columns = [
         Column("", 1),
         Column("GPU", 4),
         Column("" if width < MIN_WIDEST_COLUMNS else f"{IN_USE} in use {RESERVED} reserved", drawn),
@@ -56,15 +54,12 @@ def make_gpu_table(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], width: 
         Column("OWNER"),
         *([Column("CLOCK", 8, right=True)] if width >= MIN_WIDEST_COLUMNS else []),
         *([Column("NAME")] if width >= MIN_WIDEST_COLUMNS and model_names else []),
-    )
+    ]
+    rows = []
     for gpu in gpus:
-        rows = [
-            _row(gpu, _owner(gpu, run_names) or holders.get(gpu.text("uuid"), ""), drawn, width),
-            *(_instance(gpu, each, run_names, drawn) for each in gpu.parts("mig")),
-        ]
-        for row in rows:
-            made.add_row(*row[: len(made.columns)])
-    return narrow(made, width)
+        rows.append(_row(gpu, _owner(gpu, run_names) or holders.get(gpu.text("uuid"), ""), drawn, width))
+        rows += [_instance(gpu, each, run_names, drawn) for each in gpu.parts("mig")]
+    return draw_table(columns, rows, width)
 
 
 def _row(gpu: ApiObject, owner: str, drawn: int, width: int) -> list[Text]:

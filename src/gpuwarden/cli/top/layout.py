@@ -12,7 +12,7 @@ from rich.text import Text
 from gpuwarden.cli.top.gpu_table import MIN_WIDEST_COLUMNS, count_rows, make_gpu_table
 from gpuwarden.cli.top.run_table import make_run_table
 from gpuwarden.cli.top.state_reader import format_place, place_by_uuid
-from gpuwarden.cli.top.style import RANK, STYLES, Column, condition_mark, make_table, text_cell
+from gpuwarden.cli.top.style import RANK, STYLES, Column, condition_mark, draw_table, text_cell
 from gpuwarden.cli.top.view import DEFAULT_ORDER, sort_gpus, sort_runs
 from gpuwarden.formatting import format_bytes, format_elapsed
 from gpuwarden.web.api.api_object import ApiObject
@@ -31,7 +31,7 @@ def render_box(answer: Any, width: int, height: int | None, now: float, order: s
 def _lines(box: ApiObject, width: int, height: int, now: float, order: str) -> Iterator[RenderableType]:
     gpus, runs, events = sort_gpus(box.parts("gpus"), order), sort_runs(box.parts("runs"), order), box.parts("events")
     models = {gpu.text("name") for gpu in gpus}
-    head = [_title(box, gpus, runs, models if width >= MIN_WIDEST_COLUMNS else ()), *_warnings(box, now)]
+    head = [_title(box, gpus, runs, models if width >= MIN_WIDEST_COLUMNS else (), width), *_warnings(box, now)]
     head += _troubles(gpus, runs, min(MAX_TROUBLES, max(height // 6, 1)))
     yield from head
     dropped = max(int(box.number("runs_dropped") or 0), 0)
@@ -58,7 +58,7 @@ def _lines(box: ApiObject, width: int, height: int, now: float, order: str) -> I
         yield _more(more, "run")
     if events:
         yield from gap
-        yield _events(events[: left - for_gpus - for_runs])
+        yield _events(events[: left - for_gpus - for_runs], width)
 
 
 def _fitting(gpus: Sequence[ApiObject], lines: int) -> Sequence[ApiObject]:
@@ -73,8 +73,8 @@ def _more(count: int, of: str) -> Text:
 
 
 def _title(
-    box: ApiObject, gpus: Sequence[ApiObject], runs: Sequence[ApiObject], models: Collection[str]
-) -> RenderableType:
+    box: ApiObject, gpus: Sequence[ApiObject], runs: Sequence[ApiObject], models: Collection[str], width: int
+) -> Text:
     """Return the title: host, GPUs by condition, and the GPU model if there is one and it fits."""
     host = box.part("host")
     line = Text(no_wrap=True, overflow="crop")
@@ -89,11 +89,9 @@ def _title(
     size, available = host.number("memory_size_bytes"), host.number("memory_available_bytes")
     if size is not None and available is not None:
         line.append(f"  host {format_bytes(size - available)} of {format_bytes(size)}")
-    made = make_table(Column(""), Column("", 8, right=True))
-    made.show_header = False
     polled = box.number("polled_timestamp_seconds")
-    made.add_row(line, "" if polled is None else _clock(polled))
-    return made
+    row = [line, Text("" if polled is None else _clock(polled))]
+    return draw_table([Column(""), Column("", 8, right=True)], [row], width, fill=True)
 
 
 def _warnings(box: ApiObject, now: float) -> Iterator[Text]:
@@ -136,13 +134,13 @@ def _no_runs(box: ApiObject) -> Text:
     return text_cell(f"No training run reports{where}; see docs/use/keras.md", "dim")
 
 
-def _events(events: Sequence[ApiObject]) -> RenderableType:
-    made = make_table(Column("EVENTS", 8), Column(""))
+def _events(events: Sequence[ApiObject], width: int) -> Text:
+    rows = []
     for event in events:
         at, level = event.number("timestamp_seconds"), event.text("level")
         when = Text("" if at is None else _clock(at), "dim")
-        made.add_row(when, text_cell(event.text("text"), STYLES.get(level, "")))
-    return made
+        rows.append([when, text_cell(event.text("text"), STYLES.get(level, ""))])
+    return draw_table([Column("EVENTS", 8), Column("")], rows, width, fill=True)
 
 
 def _clock(seconds: float) -> str:

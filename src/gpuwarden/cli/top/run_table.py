@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from rich.table import Table
 from rich.text import Text
 
 from gpuwarden.cli.top.gpu_table import MIN_WIDE_COLUMNS, MIN_WIDEST_COLUMNS
@@ -13,8 +12,7 @@ from gpuwarden.cli.top.style import (
     STYLES,
     Column,
     condition_mark,
-    make_table,
-    narrow,
+    draw_table,
     number_cell,
     pressure_style,
     text_cell,
@@ -23,7 +21,7 @@ from gpuwarden.formatting import format_bytes, format_elapsed
 from gpuwarden.web.api.api_object import ApiObject
 
 
-def make_run_table(runs: Sequence[ApiObject], places: Mapping[str, str], width: int) -> Table:
+def make_run_table(runs: Sequence[ApiObject], places: Mapping[str, str], width: int) -> Text:
     """Return a table with a row for each run; `places` has the numbers of GPUs and MIG instances by UUID."""
     some = (
         [Column("PHASE", 7), Column("STEPS", 9, right=True), Column("EPOCH", 5, right=True)]
@@ -31,7 +29,7 @@ def make_run_table(runs: Sequence[ApiObject], places: Mapping[str, str], width: 
         else []
     )
     more = [Column("USER", 10), Column("RUN", 18)] if width >= MIN_WIDEST_COLUMNS else []
-    made = make_table(
+    columns = [
         Column("", 1),
         Column("RUN" if not more else "NAME"),
         Column("GPU", 5),
@@ -44,11 +42,8 @@ def make_run_table(runs: Sequence[ApiObject], places: Mapping[str, str], width: 
         Column("PRESSURE", 8),
         *some,
         *more,
-    )
-    for run in runs:
-        row = _row(run, places)
-        made.add_row(*row[: len(made.columns)])
-    return narrow(made, width)
+    ]
+    return draw_table(columns, [_row(run, places) for run in runs], width)
 
 
 def _row(run: ApiObject, places: Mapping[str, str]) -> list[Text]:

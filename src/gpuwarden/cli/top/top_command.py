@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
 
 from gpuwarden.cli.common.api_client import daemon_url
 from gpuwarden.cli.common.config_flags import load_config
@@ -30,9 +29,9 @@ from gpuwarden.config.schema import Config
 from gpuwarden.config.value_types import Address
 
 POLL_SECONDS = 1.0
-REDRAWS_PER_SECOND = 2  # so that a resized window and ages are soon correct
 _MAX_KEYS = 1024
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_HANDLED = (*_ENDING, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -60,16 +59,19 @@ def _show_live(config: Config) -> None:
     console = _console()
     if not console.is_terminal or console.is_dumb_terminal:
         raise OSError(None, "top needs a terminal; use --once to print once, or --json in scripts")
+    display = Display(console, f"connecting to {daemon_url(config.api)}")
     try:
-        _show(console, config.api)
+        with _signals() as signals:
+            while _show(display, config.api, signals):
+                os.kill(os.getpid(), signal.SIGSTOP)
     except OSError:  # the terminal is closed
         discard_output(sys.stdout)
 
 
-def _show(console: Console, api: Address | Path) -> None:
-    display = Display(console, f"connecting to {daemon_url(api)}")
-    screen = Live(console=console, get_renderable=display.draw, screen=True, refresh_per_second=REDRAWS_PER_SECOND)
-    with _signals() as signals, _keyboard(screen) as keys, screen:
+def _show(display: Display, api: Address | Path, signals: socket.socket) -> bool:
+    """Show the state until it ends; return whether it is only stopped, by Ctrl-Z."""
+    with _keyboard() as keys, display.console.screen():
+        display.refresh(whole=True)
         due = 0.0
         while True:
             if time.monotonic() >= due:
@@ -78,14 +80,18 @@ def _show(console: Console, api: Address | Path) -> None:
                 except OSError as error:
                     display.fault = error.strerror or str(error)
                 due = time.monotonic() + POLL_SECONDS
-            screen.refresh()
+                display.refresh()
             ready, _, _ = select.select([signals.fileno(), *keys], [], [], max(due - time.monotonic(), 0.0))
-            if signals.fileno() in ready and _ENDING & set(signals.recv(_MAX_KEYS)):
-                return
+            if signals.fileno() in ready:
+                received = set(signals.recv(_MAX_KEYS))
+                if received & _ENDING or signal.SIGTSTP in received:
+                    return not received & _ENDING
             if set(keys) & set(ready):
                 typed = os.read(keys[0], _MAX_KEYS)
                 if not typed or not display.view.handle(typed):  # nothing: the terminal is closed
-                    return
+                    return False
+            if ready:
+                display.refresh(whole=True)  # also where a shell or another program has written over it
 
 
 @contextmanager
@@ -93,7 +99,7 @@ def _signals() -> Iterator[socket.socket]:
     """Yield a socket with the numbers of signals: a handler could interrupt the drawing at an unsafe point."""
     reader, writer = socket.socketpair()
     writer.settimeout(0)
-    before = {number: signal.signal(number, lambda *_: None) for number in _ENDING}
+    before = {number: signal.signal(number, lambda *_: None) for number in _HANDLED}
     old = signal.set_wakeup_fd(writer.fileno())
     try:
         yield reader
@@ -106,32 +112,17 @@ def _signals() -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _keyboard(screen: Live) -> Iterator[list[int]]:
-    """Yield the terminal, if any, in a mode that returns each key at once; Ctrl-Z restores it while stopped."""
+def _keyboard() -> Iterator[list[int]]:
+    """Yield the terminal, if any, in a mode that returns each key at once."""
     modes = {number: termios.tcgetattr(number) for number in (0,) if os.isatty(number)}
-
-    def acquire() -> None:
-        for number in modes:
-            tty.setcbreak(number)
-
-    def restore() -> None:
-        with suppress(termios.error):  # the terminal is closed
-            for number, before in modes.items():
-                termios.tcsetattr(number, termios.TCSADRAIN, before)
-
-    def stop(*_: object) -> None:
-        screen.stop()
-        restore()
-        os.kill(os.getpid(), signal.SIGSTOP)
-        acquire()
-        screen.start()
-
-    signal.signal(signal.SIGTSTP, stop)
-    acquire()
+    for number in modes:
+        tty.setcbreak(number)
     try:
         yield list(modes)
     finally:
-        restore()
+        with suppress(termios.error):  # the terminal is closed
+            for number, before in modes.items():
+                termios.tcsetattr(number, termios.TCSADRAIN, before)
 
 
 def _console() -> Console:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuwarden.config.web_config import WebConfigError, WebSettings, read_web_config
+from gpuwarden.config.web_config import TlsSettings, WebConfigError, WebSettings, read_bounded, read_web_config
 from gpuwarden.formatting import format_fields
-from gpuwarden.web.access.byte_stream import ByteStream, SocketStream
 
 if TYPE_CHECKING:
-    import ssl
-
     from gpuwarden.web.access.basic_auth import BasicAuth
 
 log = logging.getLogger(__name__)
 
+_CLIENT_AUTH = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+
 
 class AccessControl:
-    """TLS, logins and headers of a web configuration file, for clients over TCP.
+    """TLS and logins of a web configuration file, for clients over TCP.
 
     The file and the certificates are read again when one of them changes, which blocks as long as their file system
     does; an invalid change is logged once, and the previous settings stay. The constructor raises WebConfigError.
@@ -35,19 +39,10 @@ class AccessControl:
         self._versions: dict[Path, tuple[int, ...]] = {}  # of each file, from before it was read
         self._load()
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers of every response, unless it has its own."""
-        return dict(self._settings.headers)
-
-    def open(self, client: socket.socket) -> ByteStream:
-        """Return the stream of a new client, with the certificate of now if there is one."""
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Return the context of a new connection, with the certificate of now; None without TLS."""
         self._refresh()
-        if self._context is None:
-            return SocketStream(client)
-        from gpuwarden.web.access.tls_stream import TlsStream  # noqa: PLC0415 - ssl, 6 MiB
-
-        return TlsStream(client, self._context)
+        return self._context
 
     async def allow(self, authorization: str, address: str) -> bool:
         """Return whether a request with this Authorization header from `address` is allowed; waits for BasicAuth."""
@@ -71,8 +66,6 @@ class AccessControl:
         if settings == WebSettings() != self._settings:  # as between truncating and writing it
             raise WebConfigError(self._path, "empty; restart the daemon to serve without TLS and logins")
         if settings.tls:
-            from gpuwarden.web.access.tls_stream import make_context  # noqa: PLC0415 - ssl, 6 MiB
-
             self._versions |= {path: _read_version(path) for path in settings.tls.files}
             try:
                 context = make_context(settings.tls)
@@ -89,6 +82,26 @@ class AccessControl:
                 ) from None
             self._auth = BasicAuth()
         self._settings, self._context = settings, context
+
+
+def make_context(settings: TlsSettings) -> ssl.SSLContext:
+    """Return the context of a server. Reads the files; raises OSError or ValueError that names the setting."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version, context.maximum_version = _VERSIONS[settings.min_version], _VERSIONS[settings.max_version]
+    for path in settings.files:
+        read_bounded(path)  # its error names the file, unlike that of ssl
+    try:
+        context.load_cert_chain(settings.cert_file, settings.key_file, password="")  # an encrypted key must not prompt
+    except ssl.SSLError as error:
+        reason = (error.reason or "encrypted, or not PEM").replace("_", " ").lower()
+        raise ValueError(f"{settings.cert_file} and {settings.key_file} do not fit: {reason}") from None
+    if settings.client_ca_file:
+        try:
+            context.load_verify_locations(settings.client_ca_file)
+        except ssl.SSLError:
+            raise ValueError(f"{settings.client_ca_file} has no PEM certificate") from None
+    context.verify_mode = _CLIENT_AUTH[settings.client_auth]
+    return context
 
 
 def _read_version(path: Path) -> tuple[int, ...]:
