@@ -56,9 +56,12 @@ class ExampleCounter:
         self._steps = self._examples = self._reported = 0
         self._before = 0  # steps of this epoch before the last evaluation within it
 
-    def update(self, steps: int) -> None:
-        """Update between two steps; `steps` were made since the epoch, or this part of it, started."""
-        counted = self._loss_reader.read()
+    def update(self, steps: int, *, reads: bool = True) -> None:
+        """Update between two steps; `steps` were made since the epoch, or this part of it, started.
+
+        Without `reads` the metric is not read; exact examples need none.
+        """
+        counted = self._loss_reader.read() if reads else None
         if self._declared is None and counted is not None and steps > self._steps:
             self._infer(steps - self._steps, counted - self._examples)
             self._steps, self._examples = steps, counted

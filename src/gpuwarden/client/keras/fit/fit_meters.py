@@ -30,7 +30,6 @@ class FitMeters:
         self._run = run
         self._loss_reader = reader
         self._examples = ExampleCounter(run, reader, in_epoch, feeder, workers=not is_in_one_process(model))
-        self._counts_always = self._examples.is_exact and not loss
         if not (self._examples.is_exact or reader.is_readable):
             run.add_examples(None)
         self.input = _make_input_meter(run.input, per_execution)
@@ -67,14 +66,13 @@ class FitMeters:
     def read_metrics(self, now: float) -> None:
         """Read the loss metric and the input wait, once a second; declared examples are counted each time."""
         self._run.count_ended()  # so that examples and steps are of the same moment
-        if now < self._metrics_due:
-            if self._counts_always:
-                self._examples.update(self._run.batch or 0)
-            return
-        self._metrics_due = now + METRICS_INTERVAL_SECONDS
-        self._examples.update(self._run.batch or 0)
-        if self.input is not None:
-            self.input.update()
+        is_due = now >= self._metrics_due
+        if is_due or self._examples.is_exact:
+            self._examples.update(self._run.batch or 0, reads=is_due)
+        if is_due:
+            self._metrics_due = now + METRICS_INTERVAL_SECONDS
+            if self.input is not None:
+                self.input.update()
 
     def fail(self) -> int | None:
         """Count the remaining steps after the current step has failed; return that step's examples if known."""

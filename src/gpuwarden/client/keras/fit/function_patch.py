@@ -82,8 +82,14 @@ class _Wrapped:
         object.__setattr__(self, "_gpuwarden_returned", returned)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        meter = self._gpuwarden_meter
         try:
-            result = self._gpuwarden_function(*_replace_arguments(self._gpuwarden_meter, args), **kwargs)
+            if meter is not None:
+                try:  # noqa: SIM105 - in each step: a context manager takes longer
+                    args = meter(args)
+                except Exception:  # noqa: BLE001, S110 - no internal failure may end a training run
+                    pass
+            result = self._gpuwarden_function(*args, **kwargs)
         except BaseException as error:  # KeyboardInterrupt too: the call has ended
             _report(self._gpuwarden_observer, error)
             raise
@@ -130,15 +136,6 @@ def unwrap(function: Any) -> Any:
 def reports_to(function: Any, observer: Observer) -> bool:
     """Return whether this was made by `wrap` for `observer`."""
     return type(function) is _Wrapped and function._gpuwarden_observer() is observer  # noqa: SLF001 - our own
-
-
-def _replace_arguments(meter: InputMeter | None, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    if meter is None:
-        return args
-    try:
-        return meter(args)
-    except Exception:  # noqa: BLE001 - no internal failure may end a training run
-        return args
 
 
 def _report(reference: weakref.ref[Observer], error: BaseException) -> None:
