@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from commands import COMMAND, ForkedProcess, run_command
 from prometheus_client.parser import text_string_to_metric_families
 
 from system_parts import needs
@@ -57,13 +58,18 @@ def fetch(url: str) -> str:
 class Process:
     """A program and its output, in a file that a failing test can show."""
 
+    popen: subprocess.Popen[bytes] | ForkedProcess
+
     def __init__(self, command: list[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self.log = log
-        self._began = log.stat().st_size if log.exists() else 0  # a restarted program goes on in the same file
+        log.touch()
+        self._began = log.stat().st_size  # a restarted program goes on in the same file
+        environment = {**os.environ, **(env or {})}
+        if command[:3] == COMMAND:
+            self.popen = ForkedProcess(command[3:], (os.devnull, log, log), environment)
+            return
         with log.open("ab") as output:
-            self.popen = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=output, env={**os.environ, **(env or {})}
-            )
+            self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment)
 
     @property
     def pid(self) -> int:
@@ -82,8 +88,8 @@ class Process:
 
     def kill(self, how: int = signal.SIGKILL) -> int:
         """End it by a signal and return its exit status."""
-        assert self.popen.stdin is not None
-        self.popen.stdin.close()
+        if self.popen.stdin:
+            self.popen.stdin.close()
         if self.popen.poll() is None:
             self.popen.send_signal(how)
         try:
@@ -139,8 +145,7 @@ class Daemon(Process):
 
     def order(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `gpuwarden pause` or `resume` against it."""
-        command = [sys.executable, "-m", "gpuwarden", *arguments, "--control", str(self.socket.parent / "control.sock")]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return run_command(*arguments, "--control", str(self.socket.parent / "control.sock"))
 
 
 def altered(constants: Mapping[str, Any]) -> tuple[str, str]:
