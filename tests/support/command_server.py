@@ -1,8 +1,8 @@
-"""Server of gpuwarden's commands: it has imported them, and forks a process for each: `python command_server.py`.
+"""Server of gpuwarden's commands and of scripts: it has imported gpuwarden, and forks a process for each.
 
 A process of its own takes 0.2 to 0.5 s of CPU time, mostly for imports; a forked one takes 0.05 to 0.1 s. A line of
-standard input is an order in JSON, a line of standard output its answer: `start` is answered by a pid, `poll` by the
-exit status, null while the process runs.
+standard input is an order in JSON, a line of standard output its answer: `start`, the arguments of `gpuwarden` or of a
+`script`, is answered by a pid, `poll` by the exit status, null while the process runs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import gc
 import json
 import os
+import runpy
 import sys
 import time
 from pathlib import Path
@@ -33,6 +34,9 @@ def enter(order: dict[str, Any]) -> None:
     os.chdir(order["folder"])
     for number, name in enumerate(order["files"]):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), number)
+    if encoding := os.environ.get("PYTHONIOENCODING"):
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(encoding=encoding)
     # The linker read LD_LIBRARY_PATH when this process began; a library that is loaded is found by its name.
     for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
         if Path(folder, DRIVER).exists():
@@ -40,8 +44,8 @@ def enter(order: dict[str, Any]) -> None:
             break
 
 
-def serve() -> None:
-    """Carry out the orders until the end of the input, and return in a forked process."""
+def serve() -> str | None:
+    """Carry out the orders until the end of the input; return in a forked process, with the script that it runs."""
     for line in os.fdopen(os.dup(0)):
         order = json.loads(line)
         if "poll" in order:
@@ -51,8 +55,9 @@ def serve() -> None:
             answer = os.fork()
             if answer == 0:
                 enter(order)
-                sys.argv = ["gpuwarden", *order["start"]]
-                return
+                script: str | None = order["script"]
+                sys.argv = [script or "gpuwarden", *order["start"]]
+                return script
         print(json.dumps(answer), flush=True)  # noqa: T201 - read by the test
     os._exit(0)
 
@@ -61,5 +66,8 @@ if __name__ == "__main__":
     for command in COMMANDS:
         load_function(command.function)  # a command is imported when it is called
     gc.freeze()
-    serve()
-    sys.exit(main())
+    script = serve()
+    if script:
+        runpy.run_path(script, run_name="__main__")
+    else:
+        sys.exit(main())

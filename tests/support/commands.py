@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+COMMAND_SECONDS = 120.0  # until a command that hangs is ended
 COMMAND = [sys.executable, "-m", "gpuwarden"]
 
 
@@ -53,10 +54,20 @@ class ForkedProcess:
 
     stdin = None
 
-    def __init__(self, arguments: Sequence[str], files: Sequence[str | Path], env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        files: Sequence[str | Path],
+        env: Mapping[str, str],
+        script: Path | None = None,
+    ) -> None:
         self.returncode: int | None = None
         self.pid: int = server().order(
-            start=list(arguments), files=[str(each) for each in files], env=dict(env), folder=str(Path.cwd())
+            start=list(arguments),
+            script=str(script) if script else None,
+            files=[str(each) for each in files],
+            env=dict(env),
+            folder=str(Path.cwd()),
         )
 
     def poll(self) -> int | None:
@@ -89,16 +100,16 @@ class ForkedProcess:
 
 
 def run_command(
-    *arguments: str, env: Mapping[str, str] | None = None, text: str | bytes = "", timeout: float = 120
+    *arguments: str, env: Mapping[str, str] | None = None, text: str | bytes = "", script: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `gpuwarden ARGUMENTS` with more variables and a text on its standard input; return its output."""
+    """Run `gpuwarden ARGUMENTS`, or a script, with more variables and a text as its input; return its output."""
     content = text.encode() if isinstance(text, str) else text
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("input", "output", "errors")]
         files[0].write_bytes(content)
-        process = ForkedProcess(arguments, files, {**os.environ, **(env or {})})
+        process = ForkedProcess(arguments, files, {**os.environ, **(env or {})}, script)
         try:
-            status = process.wait(timeout)
+            status = process.wait(COMMAND_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             raise

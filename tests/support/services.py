@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from commands import COMMAND, ForkedProcess, run_command
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from system_parts import needs
 
@@ -28,15 +29,19 @@ ROOT = Path(__file__).parents[2]
 
 
 def until(condition: Callable[[], T | None], what: str, limit: float = 60.0) -> T:
-    """Wait for a condition to give something true, and return it; fail after `limit` seconds."""
-    end = time.monotonic() + limit
+    """Wait for a condition to give something true, and return it; fail after `limit` seconds.
+
+    The longer it takes, the less often it is checked: a check may cost as much as what it waits for.
+    """
+    began = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        if time.monotonic() > end:
+        waited = time.monotonic() - began
+        if waited > limit:
             raise AssertionError(f"not within {limit:g} s: {what}; last seen: {value!r}")
-        time.sleep(0.05)
+        time.sleep(min(max(0.05, waited / 20), 0.25))
 
 
 def free_port() -> int:
@@ -154,11 +159,14 @@ def altered(constants: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class Samples:
-    """One page as a Prometheus client would parse it."""
+    """One page as a Prometheus client would parse it, but only the samples that a test reads."""
 
     def __init__(self, page: str) -> None:
         self.text = page
-        self._found = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+        self._lines: dict[str, list[str]] = {}
+        for line in page.splitlines():
+            self._lines.setdefault(line.partition(" ")[0].partition("{")[0], []).append(line)
+        self._parsed: dict[str, list[Sample]] = {}
 
     def __bool__(self) -> bool:
         """Return whether there was a page."""
@@ -173,10 +181,13 @@ class Samples:
     def all(self, name: str, **labels: str) -> dict[tuple[tuple[str, str], ...], float]:
         """Return the samples of that name with these labels among others, by all of their labels."""
         wanted = labels.items()
+        if name not in self._parsed:
+            families = text_string_to_metric_families("\n".join([*self._lines.get(name, ()), ""]))
+            self._parsed[name] = [sample for family in families for sample in family.samples]
         return {
             tuple(sorted(sample.labels.items())): sample.value
-            for sample in self._found
-            if sample.name == name and wanted <= sample.labels.items()
+            for sample in self._parsed[name]
+            if wanted <= sample.labels.items()
         }
 
     def up(self) -> list[float]:
