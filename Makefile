@@ -9,8 +9,8 @@ LISTEN ?= 127.0.0.1:9846
 PYTEST_FLAGS ?=
 # Tests start a thousand Python processes. Where this variable is set, each of them compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
-# Test files run in parallel: four on two cores, because tests mostly wait.
-AT_ONCE ?= --numprocesses=4 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
+# Files of tests run in parallel, one more than there are cores, because tests wait. Each process collects all tests.
+AT_ONCE ?= --numprocesses=$(shell echo $$(($$(nproc) + 1))) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ test-all: ## run all tests (20 minutes); installs programs with apt, as root
 	@tools/environment.sh test frameworks release
 	@tools/system-parts.sh
 	@tools/keras2.sh $(BIN)/python
-	$(BIN)/python -m pytest $(AT_ONCE) $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(AT_ONCE) --hypothesis-profile=thorough $(PYTEST_FLAGS)
 
 check: lint docs-site test-all ## run lint, the docs site and all tests, as CI does
 

@@ -7,9 +7,10 @@ import signal
 import hypothesis
 import pytest
 
-# No example has a time limit: the machine may be busy.
-hypothesis.settings.register_profile("gpuwarden", deadline=None)
-hypothesis.settings.load_profile("gpuwarden")
+# No example has a time limit: the machine may be busy. `make test-all` has the profile with more examples.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("thorough", deadline=None)
+hypothesis.settings.load_profile("quick")
 
 # A shell that starts this in the background has these ignored, and so would the programs that tests start and end.
 for number in (signal.SIGINT, signal.SIGHUP):

@@ -12,6 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from commands import run_command
 from services import Daemon, ending, until
 from stand_in_server import serve_answers
 
@@ -34,10 +35,8 @@ def bundle(folder: Path, config: Path, *arguments: str) -> tuple[dict[str, str],
     journal.write_text(f"#!/bin/sh\ncat <<'END'\n{PRIVATE_LOG.format(host=socket.gethostname())}\nEND\n")
     journal.chmod(0o755)
     path = folder / "bundle.tar.gz"
-    command = [sys.executable, "-m", "gpuwarden", "debug-bundle", str(path), "--config", str(config), *arguments]
-    env = {**os.environ, "PATH": f"{journal.parent}:{os.environ['PATH']}"}
-    env.pop("GPUWARDEN_SOCKET", None)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    env = {"PATH": f"{journal.parent}:{os.environ['PATH']}", "GPUWARDEN_SOCKET": ""}
+    done = run_command("debug-bundle", str(path), "--config", str(config), *arguments, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert path.stat().st_mode & 0o777 == 0o600
     with tarfile.open(path) as archive:
@@ -45,7 +44,7 @@ def bundle(folder: Path, config: Path, *arguments: str) -> tuple[dict[str, str],
         return {name: file.read().decode() for name, file in members.items() if file}, done.stdout
 
 
-def run_command(path: Path, config: Path, *wrapper: str) -> subprocess.CompletedProcess[str]:
+def run_wrapped(path: Path, config: Path, *wrapper: str) -> subprocess.CompletedProcess[str]:
     """Run the command, by a wrapper."""
     command = [*wrapper, sys.executable, "-m", "gpuwarden", "debug-bundle", str(path), "--config", str(config)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -147,7 +146,7 @@ def test_existing_files_are_kept(tmp_path: Path, name: str) -> None:
     target, path = tmp_path / "target", tmp_path / name
     target.write_text("of another user")
     (tmp_path / "link").symlink_to(target)
-    done = run_command(path, settings(tmp_path, tmp_path / "run.sock"))
+    done = run_wrapped(path, settings(tmp_path, tmp_path / "run.sock"))
     assert (done.returncode, done.stderr) == (1, f"gpuwarden: {path}: File exists\n")
     assert target.read_text() == "of another user"
 
@@ -155,7 +154,7 @@ def test_existing_files_are_kept(tmp_path: Path, name: str) -> None:
 def test_full_disk(tmp_path: Path) -> None:
     """An archive that cannot be written whole is removed."""
     path = tmp_path / "bundle.tar.gz"
-    done = run_command(path, settings(tmp_path, tmp_path / "run.sock"), "prlimit", "--fsize=512")
+    done = run_wrapped(path, settings(tmp_path, tmp_path / "run.sock"), "prlimit", "--fsize=512")
     assert (done.returncode, done.stderr) == (1, f"gpuwarden: {path}: File too large\n")
     assert not path.exists()
 

@@ -11,6 +11,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from commands import run_command
 from pseudo_terminal import Terminal
 from rich.console import Console
 
@@ -48,9 +49,7 @@ def rendered(results: list[CheckResult], width: int = 80) -> str:
 
 def doctor(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command."""
-    command = [sys.executable, "-m", "gpuwarden", "doctor", *arguments]
-    environment = {**os.environ, **(env or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return run_command("doctor", *arguments, env=env)
 
 
 def test_report() -> None:

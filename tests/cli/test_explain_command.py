@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
 LOG = b"""Epoch 1/3
 [rank1]: RuntimeError: CUDA error: no kernel image is available for execution on the device
@@ -16,11 +17,9 @@ LOG = b"""Epoch 1/3
 """
 
 
-def explain(*arguments: str, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def explain(*arguments: str, text: bytes = b"") -> subprocess.CompletedProcess[str]:
     """Run the command with a text on its standard input."""
-    command = [sys.executable, "-m", "gpuwarden", "explain", *arguments]
-    env = {**os.environ, "COLUMNS": "80"}
-    return subprocess.run(command, input=text, capture_output=True, timeout=120, check=False, env=env)
+    return run_command("explain", *arguments, env={"COLUMNS": "80"}, text=text)
 
 
 def test_pipe_and_file_give_the_same(tmp_path: Path) -> None:
@@ -29,9 +28,9 @@ def test_pipe_and_file_give_the_same(tmp_path: Path) -> None:
     file.write_bytes(LOG)
     shown = {explain(*arguments, text=LOG).stdout for arguments in ((), ("-",), (str(file),))}
     (text,) = shown
-    assert b"(unsupported_compute_capability)" in text
-    assert b"Followed from it\n  line 3, rank0: collective operation" in text
-    assert max(map(len, text.decode().splitlines())) <= 80
+    assert "(unsupported_compute_capability)" in text
+    assert "Followed from it\n  line 3, rank0: collective operation" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_evidence_is_of_this_machine() -> None:
@@ -46,18 +45,18 @@ def test_evidence_is_of_this_machine() -> None:
 def test_text_without_a_known_error_says_so(text: bytes) -> None:
     """Nothing known is no crash: it says what to send, with exit status 1."""
     done = explain("--no-checks", text=text)
-    assert (done.returncode, done.stderr) == (1, b"")
-    assert done.stdout.startswith(b"No known error in the text.\n")
-    assert max(map(len, done.stdout.decode().splitlines())) <= 80
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("No known error in the text.\n")
+    assert max(map(len, done.stdout.splitlines())) <= 80
     assert json.loads(explain("--no-checks", "--json", text=text).stdout) == {"problem": None}
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
     """A path that does not exist is no run."""
     done = explain(str(tmp_path / "nosuch.log"))
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert b"nosuch.log: No such file" in done.stderr
-    assert b"Is a directory" in explain(str(tmp_path)).stderr
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nosuch.log: No such file" in done.stderr
+    assert "Is a directory" in explain(str(tmp_path)).stderr
 
 
 def test_named_pipe_is_a_file(tmp_path: Path) -> None:
@@ -65,7 +64,7 @@ def test_named_pipe_is_a_file(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with subprocess.Popen(["sh", "-c", f"echo MemoryError > '{pipe}'"]):
-        assert b"(host_out_of_memory)" in explain("--no-checks", str(pipe)).stdout
+        assert "(host_out_of_memory)" in explain("--no-checks", str(pipe)).stdout
 
 
 def test_reader_that_closes_the_pipe() -> None:

@@ -145,6 +145,7 @@ def test_refusal_shows_after_an_absent_daemon(listens: Impostor, caplog: pytest.
     assert [each.levelname for each in caplog.records] == ["INFO", "WARNING"]
 
 
+@pytest.mark.frameworks
 @needs_framework("tensorflow")
 def test_fit_is_not_stopped(squat: Path) -> None:
     """A real fit with on_pressure="stop" makes all its steps, and its log names the refused daemon once."""

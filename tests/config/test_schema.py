@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from offenders import check_all
 
 from gpuwarden.cli.common.config_flags import KNOWN_NAMES
 from gpuwarden.config.loader import ConfigError, load, parse
@@ -99,7 +100,7 @@ def test_each_option(key: str, text: str, expected: object) -> None:
     assert [other for other in OPTIONS if value(config, other) != value(Config(), other)] == [key]
 
 
-@pytest.mark.parametrize("key", [key for key, row in OPTIONS.items() if row.kind.bounds])
+@check_all({key: key for key, row in OPTIONS.items() if row.kind.bounds})
 def test_declared_bounds_hold(key: str) -> None:
     """The documented bounds are the ones that are checked."""
     least, most = OPTIONS[key].kind.bounds.split(" to ")

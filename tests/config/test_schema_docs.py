@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
+from offenders import check_all
 
 from gpuwarden.config.loader import parse
 from gpuwarden.config.schema import OPTIONS, SECTIONS, Config
@@ -27,7 +27,7 @@ def test_example_is_in_step() -> None:
     assert committed == EXAMPLE, "run: gpuwarden reference example > config.example.yaml"
 
 
-@pytest.mark.parametrize("key", OPTIONS)
+@check_all({key: key for key in OPTIONS})
 def test_every_option_is_documented(key: str) -> None:
     """Each option has one row in the reference, with its meaning, its default and how it is written."""
     (row,) = [line for line in REFERENCE.splitlines() if line.startswith(f"| `{key}` |")]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from offenders import check_each
 
 from gpuwarden.config.value_types import (
     ADDRESS,
@@ -59,8 +60,7 @@ def refusal(kind: ValueType[object], text: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "value"),
+@check_each(
     [
         (DURATION, "250ms", 0.25),
         (DURATION, "1.5s", 1.5),
@@ -98,8 +98,7 @@ def test_reads(kind: ValueType[object], text: str, value: object) -> None:
     assert kind.read(text) == value
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "message"),
+@check_each(
     [
         (DURATION, "soon", "soon is not a duration; write 250ms, 1s, 2m or 1h (a bare number is seconds)"),
         (DURATION, "", "'' is not a duration; write 250ms, 1s, 2m or 1h (a bare number is seconds)"),

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import run_command
 from faulty_simulation import FaultySimulation
 from folders import open_to_all
-from services import Daemon, ending, fetch, until
+from services import Daemon, altered, ending, fetch, until
 from simulated_box import simulated
 
 from gpuwarden.daemon import control
@@ -125,7 +126,8 @@ def test_pause_ends_automatically(tmp_path: Path, config: Path, devices: Path, m
 def test_pause_and_resume_where_the_driver_is_missing(tmp_path: Path, config: Path) -> None:
     """A pause without a driver works too, and the missing driver is reported afterwards."""
     (tmp_path / "libnvidia-ml.so.1").touch()  # found before any driver of this machine, and cannot be loaded
-    daemon = Daemon(tmp_path / "daemon", "--config", str(config), env={"LD_LIBRARY_PATH": str(tmp_path)})
+    environment = {"LD_LIBRARY_PATH": str(tmp_path)}
+    daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=environment, program=altered({}))
     with ending(daemon):
         assert daemon.samples().value("gpuwarden_collector_success") == 0
         assert daemon.order("pause").returncode == 0
@@ -137,16 +139,14 @@ def test_pause_and_resume_where_the_driver_is_missing(tmp_path: Path, config: Pa
 def test_wrong_duration_is_refused(tmp_path: Path) -> None:
     """A duration is neither zero nor unlimited."""
     for wrong in ("0s", "25h", "soon"):
-        command = [sys.executable, "-m", "gpuwarden", "pause", "--for", wrong, "--control", str(tmp_path / "none")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = run_command("pause", "--for", wrong, "--control", str(tmp_path / "none"))
         assert done.returncode == 2, done.stderr
         assert wrong in done.stderr
 
 
 def test_no_daemon(tmp_path: Path) -> None:
     """Without a daemon the command fails with a message."""
-    command = [sys.executable, "-m", "gpuwarden", "resume", "--control", str(tmp_path / "none")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_command("resume", "--control", str(tmp_path / "none"))
     assert done.returncode == 1
     assert "no daemon listens" in done.stderr
     assert "--control" in done.stderr

@@ -6,18 +6,19 @@ import asyncio
 import contextlib
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import promql_parser
 import pytest
+from commands import run_command
+from offenders import listing_offenders
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from promql import grouping, selectors
 from recorded_captures import poll_once
-from services import Daemon, Prometheus, ending, until
+from services import Daemon, Prometheus, Samples, ending, until
 from simulated_box import Box
 
 from gpuwarden.daemon.metrics_page import read_tables
@@ -150,25 +151,23 @@ def render_page(snapshot: Snapshot, hostname: str = "box") -> MetricsPage:
 
 def samples(page: MetricsPage, name: str, labels: Mapping[str, str]) -> dict[str, float]:
     """Return the values of a metric by the GPU's UUID."""
-    names = {name, f"{name}_total"}  # the parser adds that suffix to each counter
-    found = [each for family in parse_text(page.text.decode()) for each in family.samples if each.name in names]
-    return {
-        sample.labels.get("uuid") or sample.labels["UUID"]: sample.value
-        for sample in found
-        if sample.labels.items() >= labels.items()
-    }
+    found = Samples(page.text.decode()).all(name, **labels)
+    by_labels = [(dict(each), value) for each, value in found.items()]
+    return {each.get("uuid") or each["UUID"]: value for each, value in by_labels}
 
 
 class TestValues:
     """Readings in DCGM's units."""
 
-    @pytest.mark.parametrize(("ours", "labels", "theirs", "factor"), UNITS)
-    def test_value_is_converted(self, ours: str, labels: dict[str, str], theirs: str, factor: float) -> None:
+    def test_values_are_converted(self) -> None:
         """Values are in MiB, percent, MHz, mJ and W, for each GPU."""
         page = render_page(polled_twice(Box(GPUS)))
-        expected = {uuid: value * factor for uuid, value in samples(page, ours, labels).items()}
-        assert len(expected) == GPUS
-        assert samples(page, theirs, {}) == pytest.approx(expected, abs=1e-6)
+        with listing_offenders() as case:
+            for ours, labels, theirs, factor in UNITS:
+                expected = {uuid: value * factor for uuid, value in samples(page, ours, labels).items()}
+                with case(theirs):
+                    assert len(expected) == GPUS
+                    assert samples(page, theirs, {}) == pytest.approx(expected, abs=1e-6)
 
     def test_numbers_are_rounded(self) -> None:
         """A percentage that the driver reports as 29 is 29, not 28.999999999999996."""
@@ -426,8 +425,7 @@ class TestPage:
 
     def test_off_by_default(self) -> None:
         """No DCGM name is exported by default."""
-        command = [sys.executable, "-m", "gpuwarden", "once", "--source", "simulated"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = run_command("once", "--source", "simulated")
         assert "gpuwarden_gpu_up" in done.stdout
         assert "DCGM" not in done.stdout
 

@@ -32,6 +32,7 @@ with running(["sleep", "60"], dict(os.environ), Path(sys.argv[1])) as program:
 """
 
 
+@pytest.mark.frameworks
 @needs_framework("tensorflow")
 def test_demo_shows_a_training_and_ends_all_programs(tmp_path: Path) -> None:
     """The training is shown, even if a proxy is set; a closed terminal ends all programs, like Ctrl-C."""
@@ -46,6 +47,7 @@ def test_demo_shows_a_training_and_ends_all_programs(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("gpuwarden-demo-*"))
 
 
+@pytest.mark.frameworks
 @needs_framework("tensorflow")
 def test_training_survives_on_its_stand_in(tmp_path: Path) -> None:
     """The second training runs out of memory, retries and finishes; its GPU shows the memory that it uses."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from alert_receivers import CONFIGURATION, VALUES, filled, hasty, local, placeholders, receivers, text_of, values_for
+from commands import run_command
 from promql import SITE
 from services import ROOT, Alertmanager, ending, until
 
@@ -105,8 +105,7 @@ def test_inhibition_alerts_exist() -> None:
 
 def test_inhibition_section_is_current() -> None:
     """The example ends in the output of `gpuwarden rules --inhibition` (make docs)."""
-    command = [sys.executable, "-m", "gpuwarden", "rules", "--inhibition"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    printed = run_command("rules", "--inhibition").stdout
     assert CONFIGURATION.read_text().endswith(f"\n\n{printed}")
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 import yaml
-from offenders import listing_offenders
+from offenders import check_all, listing_offenders
 from services import ROOT
 
 DOCS = ROOT / "docs"
@@ -27,7 +26,7 @@ def test_pre_commit_runs_the_commands_of_lint() -> None:
     assert all(hook["pass_filenames"] is False for hook in hooks)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@check_all({page.relative_to(ROOT).as_posix(): page for page in PAGES})
 def test_links_lead_to_files(page: Path) -> None:
     """Each relative link of a page is a file or folder of the tree."""
     text = page.read_text(encoding="utf-8")

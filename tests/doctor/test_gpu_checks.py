@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from commands import run_command
 from doctor_machine import Machine, gpu
 from services import sleeping, until
 
@@ -28,9 +28,7 @@ Results = dict[str, dict[str, str]]
 
 def doctor(mock: MockNvml, gpus: int = 4, **environ: str) -> Results:
     """Run `gpuwarden doctor --json` on the mock library; return the results by name."""
-    env = {**os.environ, **mock.env(gpus=gpus, frozen=1), **environ}
-    command = [sys.executable, "-m", "gpuwarden", "doctor", "--json"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = run_command("doctor", "--json", env={**mock.env(gpus=gpus, frozen=1), **environ})
     assert done.stderr == ""
     results = json.loads(done.stdout)["checks"]
     assert done.returncode == any(each["status"] == "fail" for each in results)

@@ -55,6 +55,7 @@ def test_each_step_passes_on_two_devices_of_the_cpu(framework: KnownFramework, t
     assert all(each.status == "pass" for each in others), others
 
 
+@pytest.mark.frameworks
 def test_tensorflow_for_the_cpu_sees_no_gpu(tmp_path: Path) -> None:
     """It is skipped on a machine without one, and a failure on one with."""
     trial = try_framework(TENSORFLOW, real_context(tmp_path), "gpu")

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+from commands import run_command
 from services import ROOT, Daemon, Samples, ending, fetch, until
 from training_process import TrainingProcess
 
 from mock_nvml import MockNvml
 from system_parts import needs_framework
 
-pytestmark = needs_framework("tensorflow")
+pytestmark = [pytest.mark.frameworks, needs_framework("tensorflow")]
 
 SCRIPT = ROOT / "tests/support/census_trainer.py"
 LINE = next(
@@ -33,9 +32,8 @@ web: {show_error_text: "false"}
 
 def show(daemon: Daemon, run_id: str, *more: str) -> str:
     """Return what `gpuwarden runs show` prints to this user, wide enough that nothing is wrapped."""
-    command = [sys.executable, "-m", "gpuwarden", "runs", "show", run_id, *more]
-    env = {**os.environ, "COLUMNS": "400", "GPUWARDEN_LISTEN": f"127.0.0.1:{daemon.port}"}
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=env).stdout
+    env = {"COLUMNS": "400", "GPUWARDEN_LISTEN": f"127.0.0.1:{daemon.port}"}
+    return run_command("runs", "show", run_id, *more, env=env).stdout
 
 
 def find_run(daemon: Daemon) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_command
 from message_receivers import HttpReceiver, http_receiver
 from services import ROOT, Daemon, Process, ending, fetch, until
 
@@ -106,8 +107,7 @@ def ask_as(uid: int, daemon: Daemon, path: str) -> str:
 
 def show(daemon: Daemon, run_id: str) -> str:
     """Return what `gpuwarden runs show` prints to this user."""
-    command = [sys.executable, "-m", "gpuwarden", "runs", "show", run_id, "--listen", f"127.0.0.1:{daemon.port}"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return run_command("runs", "show", run_id, "--listen", f"127.0.0.1:{daemon.port}").stdout
 
 
 @pytest.fixture

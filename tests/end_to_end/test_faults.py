@@ -10,7 +10,6 @@ import json
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from commands import run_command
 from services import Daemon, Samples, altered, ending, fetch, until
 from stepped_clock import SteppedClock
 
@@ -78,8 +78,8 @@ class Box:
 
     def up(self) -> set[int]:
         """Return the GPUs that are up."""
-        page = self.page()
-        return {gpu for gpu in range(256) if page.value("gpuwarden_gpu_up", uuid=uuid(gpu)) == 1}
+        up = self.page().all("gpuwarden_gpu_up")
+        return {gpu for gpu in range(256) if up.get((("uuid", uuid(gpu)),)) == 1}
 
     def recover(self) -> Samples:
         """Clear all faults, and wait until all GPUs are up and the driver is OK."""
@@ -491,8 +491,8 @@ def test_gpu_that_hangs_from_the_start(tmp_path: Path, mock_nvml_library: Path, 
         (gpu,) = (each for each in state["gpus"] if each["status"] == "fault")
         assert (gpu["index"], gpu["pci_bus_id"], gpu["condition"]) == (2, address, "critical")
         assert [each["text"] for each in gpu["troubles"]] == [f"not responding: timeout, at {address}"]
-        top = [sys.executable, "-m", "gpuwarden", "top", "--once", "--listen", f"127.0.0.1:{box.daemon.port}"]
-        assert "not responding: timeout" in subprocess.run(top, capture_output=True, text=True, check=True).stdout
+        top = run_command("top", "--once", "--listen", f"127.0.0.1:{box.daemon.port}")
+        assert "not responding: timeout" in top.stdout
         mock.clear()
         until(lambda: box.up() == ALL, "it is identified", 30)
         until(lambda: box.page().value("gpuwarden_gpu_up", uuid=address) is None, "no second series")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+from commands import run_command
 from services import Daemon, Process, ending, fetch, until
 
 from mock_nvml import MockNvml
@@ -36,9 +36,8 @@ pytestmark = needs_framework("tensorflow")
 
 def show(daemon: Daemon, run_id: str) -> list[str]:
     """Return the lines of `gpuwarden runs show`, wide enough that none is wrapped."""
-    command = [sys.executable, "-m", "gpuwarden", "runs", "show", run_id]
-    environment = {**ENVIRONMENT, "COLUMNS": "1000", "GPUWARDEN_LISTEN": f"127.0.0.1:{daemon.port}"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    environment = {"COLUMNS": "1000", "GPUWARDEN_LISTEN": f"127.0.0.1:{daemon.port}"}
+    done = run_command("runs", "show", run_id, env=environment)
     assert done.returncode == 0, done.stderr
     return [line.strip() for line in done.stdout.splitlines()]
 

@@ -116,6 +116,7 @@ def all_again(daemon: Daemon) -> Samples | None:
     return page if has_all and read_counters(page).keys() == COUNTERS.keys() else None
 
 
+@pytest.mark.frameworks
 @needs_framework("tensorflow")
 def test_fit_is_not_stopped(box: tuple[Daemon, MockNvml]) -> None:
     """A fit that stops under memory pressure makes all its steps on a GPU whose memory has 0 bytes."""

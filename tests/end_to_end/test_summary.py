@@ -19,18 +19,18 @@ import sys
 import keras, numpy as np, tensorflow as tf
 from gpuwarden.keras import GpuWarden
 
-rows = 200_000 if sys.argv[2] == "too large" else 4
 width = 1024
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(width)])
 model.compile("sgd", "mse")
-x, y = np.zeros((rows, 4), "float32"), np.zeros((rows, 1), "float32")
-keep = GpuWarden(devices={"CPU:0": sys.argv[1]}, summary=sys.argv[3] == "summary")
-model.fit(x, y, batch_size=rows, epochs=3, verbose=0, callbacks=[keep])
-print("after the fit", file=sys.stderr)
+keep = GpuWarden(devices={"CPU:0": sys.argv[1]}, summary=True)
+for rows in (4, 200_000):
+    x, y = np.zeros((rows, 4), "float32"), np.zeros((rows, 1), "float32")
+    model.fit(x, y, batch_size=rows, epochs=3, verbose=0, callbacks=[keep])
+    print("after the fit", file=sys.stderr)
 """
 
 
-def train(tmp_path: Path, mock_nvml: MockNvml, data: str, summary: str = "summary") -> list[str]:
+def train(tmp_path: Path, mock_nvml: MockNvml) -> list[str]:
     """Return the lines on standard error of a training, once it has ended."""
     config = tmp_path / "config.yaml"
     config.write_text("runs: {trust_reports: true}\n")
@@ -38,7 +38,7 @@ def train(tmp_path: Path, mock_nvml: MockNvml, data: str, summary: str = "summar
     with ending(daemon):
         until(lambda: daemon.samples().up(), "a poll")
         (labels,) = daemon.samples().all("gpuwarden_gpu_info", gpu="0")
-        command = [sys.executable, "-c", PROGRAM, dict(labels)["uuid"], data, summary]
+        command = [sys.executable, "-c", PROGRAM, dict(labels)["uuid"]]
         environment = {**memory_limit(LIMIT_MIB), "GPUWARDEN_SOCKET": str(daemon.socket)}
         trainer = Process(command, tmp_path / "trainer.log", environment)
         with ending(trainer):
@@ -46,26 +46,16 @@ def train(tmp_path: Path, mock_nvml: MockNvml, data: str, summary: str = "summar
             return trainer.output().splitlines()
 
 
-def test_line_after_a_fit(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """The line comes before the program goes on, and names peak and headroom of the GPU."""
-    lines = train(tmp_path, mock_nvml, "small")
-    (line,) = [each for each in lines if each.startswith("gpuwarden: ")]
+def test_summary(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """A fit's line comes before the program goes on; a fit that ends it by an out-of-memory prints the diagnosis last.
+
+    The line names peak and headroom of the GPU; the diagnosis, with the next step, follows the traceback.
+    """
+    lines = train(tmp_path, mock_nvml)
+    line, *diagnosis = [each for each in lines if each.startswith("gpuwarden: ")]
     assert "GPU 0 peak " in line
     assert "headroom at least " in line
     assert lines.index(line) < lines.index("after the fit")
-
-
-def test_no_line_if_switched_off(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """Nothing is printed for summary=False."""
-    lines = train(tmp_path, mock_nvml, "small", "none")
-    assert "after the fit" in lines
-    assert not [each for each in lines if each.startswith("gpuwarden: ")]
-
-
-def test_diagnosis_below_the_traceback(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """A fit that ends the program by an out-of-memory prints the diagnosis and the next step last."""
-    lines = train(tmp_path, mock_nvml, "too large")
-    said = [each for each in lines if each.startswith("gpuwarden: ")]
-    assert [each.split()[1] for each in said] == ["out", "next"], lines[-5:]
-    assert any("ResourceExhaustedError" in each for each in lines[: lines.index(said[0])])
-    assert "after the fit" not in lines
+    assert lines.count("after the fit") == 1
+    assert [each.split()[1] for each in diagnosis] == ["out", "next"], lines[-5:]
+    assert any("ResourceExhaustedError" in each for each in lines[: lines.index(diagnosis[0])])

@@ -9,13 +9,13 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_command
 from services import Daemon, ending, fetch, until
 
 from mock_nvml import MockNvml
@@ -24,6 +24,14 @@ GIB = 1 << 30
 FAST = "poll: {interval: 200ms, slow_interval: 1s}\n"
 HW_THERMAL = 0x40  # mask of clock event reasons
 FIT, WARNING, UNFIT, UNKNOWN = range(4)
+
+
+@pytest.fixture(autouse=True)
+def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the variables of a job that the tests run in."""
+    for name in os.environ:
+        if name.startswith(("SLURM_", "CUDA_")):
+            monkeypatch.delenv(name)
 
 
 @contextmanager
@@ -36,18 +44,8 @@ def running(folder: Path, mock: MockNvml, more: str = FAST, **settings: str | in
 
 
 def check(daemon: Daemon, *flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run `gpuwarden check` with only these variables of a job."""
-    command = [
-        sys.executable,
-        "-m",
-        "gpuwarden",
-        "check",
-        *flags,
-        "--control",
-        str(daemon.socket.parent / "control.sock"),
-    ]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CUDA_"))}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=clean | environ)
+    """Run `gpuwarden check` with these variables of a job."""
+    return run_command("check", *flags, "--control", str(daemon.socket.parent / "control.sock"), env=environ)
 
 
 def answer(daemon: Daemon, *flags: str, **environ: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any, cast
 import pynvml
 import pytest
 from fake_gpu import ANSWERS, GIB, HANDLE, LOST, MEMORY, UNKNOWN, UNSUPPORTED, Fails, FakeNvml, Gpu, by, read, scalars
+from offenders import check_each
 
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
@@ -180,7 +181,7 @@ WITHOUT: dict[str, set[Metric[Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("function", "missing"), WITHOUT.items())
+@check_each(WITHOUT.items())
 def test_unsupported_call_leaves_its_readings_out(function: str, missing: set[Metric[Any]]) -> None:
     """An unsupported reading is absent without an error; the others stay."""
     answers = read(**{function: UNSUPPORTED})

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 import pynvml
 import pytest
 from fake_gpu import GIB, HANDLE, LINKS, SRAM, UNKNOWN, UNSUPPORTED, Fails, Gpu, by, read, reading
+from offenders import check_each
 
 from gpuwarden.gpu.metrics import GpuReadings as Row
 from gpuwarden.metrics.model import Labels, Metric
@@ -123,7 +124,7 @@ VALUES: list[tuple[Metric[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("row", "expected"), VALUES, ids=[row.name for row, _ in VALUES])
+@check_each(VALUES)
 def test_value(row: Metric[Any], expected: Any) -> None:
     """A device that has the reading returns it in base units."""
     assert reading(row) == pytest.approx(expected)

@@ -4,11 +4,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pynvml
 import pytest
+from commands import COMMAND, run_command
 
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
@@ -36,17 +36,14 @@ LACKING = {
 }
 
 
-def samples(mock_nvml: MockNvml, model: str = "h100", path: Sequence[str] = sys.path) -> dict[str, float]:
+def samples(mock_nvml: MockNvml, model: str = "h100") -> dict[str, float]:
     """Return one poll's samples of a GPU, without its UUID, by name and other labels."""
-    env = mock_nvml.env(gpus=1, frozen=1, model=model)
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuwarden", "once"],
-        env={**os.environ, **env, "PYTHONPATH": os.pathsep.join(path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("gpuwarden_gpu_") and "uuid=" in line]
+    return samples_from_page(run_command("once", env=mock_nvml.env(gpus=1, frozen=1, model=model)).stdout)
+
+
+def samples_from_page(page: str) -> dict[str, float]:
+    """Return a page's samples of a GPU, without its UUID, by name and other labels."""
+    lines = [line for line in page.splitlines() if line.startswith("gpuwarden_gpu_") and "uuid=" in line]
     return {name: float(value) for name, value in (UUID.sub("", line).rsplit(" ", 1) for line in lines)}
 
 
@@ -76,7 +73,9 @@ def nvmlDeviceGetGspFirmwareVersion(handle, version):
 def test_least_nvidia_ml_py(mock_nvml: MockNvml, tmp_path: Path) -> None:
     """The oldest supported nvidia-ml-py lacks rows, and nothing fails."""
     (tmp_path / "pynvml.py").write_text(OLD_RELEASE.format(installed=pynvml.__file__))
-    found = samples(mock_nvml, path=[str(tmp_path), *sys.path])
+    env = {**os.environ, **mock_nvml.env(gpus=1, frozen=1), "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([*COMMAND, "once"], env=env, capture_output=True, text=True, check=True)
+    found = samples_from_page(done.stdout)
     lost = rows(samples(mock_nvml)) - rows(found)
     assert lost == {
         "gpuwarden_gpu_fabric_state",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_command
 from services import ROOT, Alertmanager, Daemon, Process, Prometheus, ending, fetch, free_port, until
 
 from gpuwarden.health.conditions import CHECKED
@@ -289,8 +289,7 @@ def test_missing_token_is_a_warning(tmp_path: Path, mock_nvml: MockNvml) -> None
     url, token = f"http://127.0.0.1:{free_port()}", tmp_path / "token"
     path = tmp_path / "config.yaml"
     path.write_text(f"alertmanager:\n  url: {url}\n  bearer_token: file:{token}\n")
-    command = [sys.executable, "-m", "gpuwarden", "check-config", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_command("check-config", str(path))
     said = f"alertmanager.bearer_token: the file {token} cannot be read: No such file or directory"
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"{path}: OK")
     assert done.stderr.startswith(f"{path}: warning: {said}")

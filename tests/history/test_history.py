@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import EventCount, Gpu, GpuProcess
@@ -145,6 +147,7 @@ def sampled(index: int, at: float) -> Gpu:
     return replace(gpu_using(index, at), memory_samples=samples, processes=processes)
 
 
+@pytest.mark.slow
 def test_hour_takes_8_mib() -> None:
     """8 GPUs and 64 runs fit, polled each second with early polls between; subjects over the limit are counted."""
     runs = tuple(a_run(pid) for pid in range(1, 65))

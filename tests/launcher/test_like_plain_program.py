@@ -22,8 +22,7 @@ from gpuwarden.web.api.api_paths import RUNS, STATE
 
 # Scripts for sh. "$@" is empty, or `python -m gpuwarden run --`; what a script prints has to be the same.
 PROPERTIES = {
-    "exit status": '"$@" sh -c "exit 7"; echo $?',
-    "death by a signal": '"$@" sh -c "kill -ABRT \\$\\$"; echo $?',
+    "exit status and death by a signal": '"$@" sh -c "exit 7"; echo $?; "$@" sh -c "kill -ABRT \\$\\$"; echo $?',
     "program that cannot be started": """
         "$@" ./none; echo $?; "$@" ./parent.py; echo $?; mkfifo -m 700 fifo; "$@" ./fifo; echo $?""",
     "script without #!": '"$@" ./no_shebang "two  words"; PATH=$PATH:.; "$@" no_shebang; echo $?',
@@ -57,12 +56,11 @@ PROPERTIES = {
         echo $?""",
     "environment": """
         env -i A= "B= c" GPUWARDEN_SOCKET="$GPUWARDEN_SOCKET" GPUWARDEN_LISTEN="$GPUWARDEN_LISTEN" "$@" /usr/bin/env""",
-    "working folder": 'mkdir "a b"; cd "a b"; "$@" sh -c "pwd -P"; echo $?',
-    "umask": 'umask 027; "$@" sh -c umask; echo $?',
-    "nice value and OOM score": """
-        echo 100 >/proc/self/oom_score_adj; nice -n 3 "$@" sh -c "nice; cat /proc/self/oom_score_adj"; echo $?""",
-    "limits": 'ulimit -n 100; ulimit -S -c 0; ulimit -S -s 4096; "$@" cat /proc/self/limits; echo $?',
-    "CPU affinity": '"$@" grep Cpus_allowed /proc/self/status; echo $?',
+    "working folder, umask, limits, priority": """
+        mkdir "a b"; cd "a b"; umask 027; ulimit -n 100; ulimit -S -c 0; ulimit -S -s 4096
+        echo 100 >/proc/self/oom_score_adj
+        nice -n 3 "$@" sh -c "pwd -P; umask; nice; cd /proc/self; cat oom_score_adj limits; grep Cpus_allowed status"
+        echo $?""",
 }
 
 # Python ignores these, which the programs that it starts by exec would inherit.

@@ -4,6 +4,7 @@ import re
 import types
 
 import pytest
+from offenders import check_all
 
 from gpuwarden.daemon.metrics_page import TABLES
 from gpuwarden.metrics.model import Metric, Table
@@ -11,7 +12,7 @@ from gpuwarden.metrics.model import Metric, Table
 ROWS = [row for table in TABLES for row in table.rows]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@check_all({row.name: row for row in ROWS})
 def test_row_follows_the_naming_rules(row: Metric[object]) -> None:
     """Every row has the project's prefix or that of a process, valid characters, and one sentence of help."""
     assert re.fullmatch(r"(gpuwarden|process)_[a-z][a-z0-9_]*", row.name)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
+from commands import run_command
 
 from mock_nvml import MockNvml
 
@@ -24,13 +22,7 @@ OPERATIONAL = pytest.mark.parametrize("case_result", [{"driver": "615.32"}], ind
 def case_result(request: pytest.FixtureRequest, mock_nvml: MockNvml) -> Any:
     """Run the case that the test is named after, on two GPUs; return its result."""
     name = request.function.__name__.removeprefix("test_")
-    environment = (
-        os.environ | mock_nvml.env(gpus=2, **getattr(request, "param", {})) | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    )
-    environment["LD_LIBRARY_PATH"] = mock_nvml.env()["LD_LIBRARY_PATH"]
-    done = subprocess.run(
-        [sys.executable, SCRIPT, name], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_command(name, script=SCRIPT, env=mock_nvml.env(gpus=2, **getattr(request, "param", {})))
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return json.loads(done.stdout)

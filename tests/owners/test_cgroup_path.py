@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from offenders import check_each
 
 from gpuwarden.owners.cgroup_path import CgroupOwner, Container, parse
 
@@ -14,8 +15,7 @@ USER = "/user.slice/user-1000.slice/user@1000.service"
 STATIC = "81e09ae0" * 4
 
 
-@pytest.mark.parametrize(
-    ("path", "place"),
+@check_each(
     [
         (f"/system.slice/docker-{ID}.scope", CgroupOwner(Container(ID, "docker"))),
         (f"/docker/{ID}", CgroupOwner(Container(ID, "docker"))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 Case = Callable[[str], AbstractContextManager[None]]
@@ -44,5 +44,19 @@ def check_all(cases: Mapping[str, T]) -> Callable[[Callable[[T], None]], Callabl
 
         test.__name__, test.__doc__ = check.__name__, check.__doc__
         return test
+
+    return decorate
+
+
+def check_each(cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    """Decorate a check of one case, a tuple of its arguments or a `pytest.param`: it becomes one test of all cases."""
+
+    def decorate(check: Callable[..., None]) -> Callable[[], None]:
+        def check_one(case: Any) -> None:
+            check(*getattr(case, "values", case))
+
+        named = {f"{number} {getattr(case, 'id', '') or repr(case)[:100]}": case for number, case in enumerate(cases)}
+        check_one.__name__, check_one.__doc__ = check.__name__, check.__doc__
+        return check_all(named)(check_one)
 
     return decorate

@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from commands import COMMAND, ForkedProcess, run_command
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from system_parts import needs
 
@@ -27,15 +29,19 @@ ROOT = Path(__file__).parents[2]
 
 
 def until(condition: Callable[[], T | None], what: str, limit: float = 60.0) -> T:
-    """Wait for a condition to give something true, and return it; fail after `limit` seconds."""
-    end = time.monotonic() + limit
+    """Wait for a condition to give something true, and return it; fail after `limit` seconds.
+
+    The longer it takes, the less often it is checked: a check may cost as much as what it waits for.
+    """
+    began = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        if time.monotonic() > end:
+        waited = time.monotonic() - began
+        if waited > limit:
             raise AssertionError(f"not within {limit:g} s: {what}; last seen: {value!r}")
-        time.sleep(0.05)
+        time.sleep(min(max(0.05, waited / 20), 0.25))
 
 
 def free_port() -> int:
@@ -57,13 +63,18 @@ def fetch(url: str) -> str:
 class Process:
     """A program and its output, in a file that a failing test can show."""
 
+    popen: subprocess.Popen[bytes] | ForkedProcess
+
     def __init__(self, command: list[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self.log = log
-        self._began = log.stat().st_size if log.exists() else 0  # a restarted program goes on in the same file
+        log.touch()
+        self._began = log.stat().st_size  # a restarted program goes on in the same file
+        environment = {**os.environ, **(env or {})}
+        if command[:3] == COMMAND:
+            self.popen = ForkedProcess(command[3:], (os.devnull, log, log), environment)
+            return
         with log.open("ab") as output:
-            self.popen = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=output, env={**os.environ, **(env or {})}
-            )
+            self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment)
 
     @property
     def pid(self) -> int:
@@ -82,8 +93,8 @@ class Process:
 
     def kill(self, how: int = signal.SIGKILL) -> int:
         """End it by a signal and return its exit status."""
-        assert self.popen.stdin is not None
-        self.popen.stdin.close()
+        if self.popen.stdin:
+            self.popen.stdin.close()
         if self.popen.poll() is None:
             self.popen.send_signal(how)
         try:
@@ -139,8 +150,7 @@ class Daemon(Process):
 
     def order(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `gpuwarden pause` or `resume` against it."""
-        command = [sys.executable, "-m", "gpuwarden", *arguments, "--control", str(self.socket.parent / "control.sock")]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return run_command(*arguments, "--control", str(self.socket.parent / "control.sock"))
 
 
 def altered(constants: Mapping[str, Any]) -> tuple[str, str]:
@@ -149,11 +159,14 @@ def altered(constants: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class Samples:
-    """One page as a Prometheus client would parse it."""
+    """One page as a Prometheus client would parse it, but only the samples that a test reads."""
 
     def __init__(self, page: str) -> None:
         self.text = page
-        self._found = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+        self._lines: dict[str, list[str]] = {}
+        for line in page.splitlines():
+            self._lines.setdefault(line.partition(" ")[0].partition("{")[0], []).append(line)
+        self._parsed: dict[str, list[Sample]] = {}
 
     def __bool__(self) -> bool:
         """Return whether there was a page."""
@@ -168,10 +181,13 @@ class Samples:
     def all(self, name: str, **labels: str) -> dict[tuple[tuple[str, str], ...], float]:
         """Return the samples of that name with these labels among others, by all of their labels."""
         wanted = labels.items()
+        if name not in self._parsed:
+            families = text_string_to_metric_families("\n".join([*self._lines.get(name, ()), ""]))
+            self._parsed[name] = [sample for family in families for sample in family.samples]
         return {
             tuple(sorted(sample.labels.items())): sample.value
-            for sample in self._found
-            if sample.name == name and wanted <= sample.labels.items()
+            for sample in self._parsed[name]
+            if wanted <= sample.labels.items()
         }
 
     def up(self) -> list[float]:

@@ -41,6 +41,12 @@ def play(
     return outcomes
 
 
+def case_name(item: Any) -> str:
+    """Return the name of the case of a collected test: its parameter `result`, or else its own name."""
+    given: str = item.callspec.params.get("result", "") if hasattr(item, "callspec") else ""
+    return given or item.function.__name__.removeprefix("test_")
+
+
 def case_of(cases: Mapping[str, Case], request: Any) -> Case:
     """Return the case that pytest's `request` names by its parameter, or else by its test."""
     case = cases[getattr(request, "param", None) or request.function.__name__.removeprefix("test_")]

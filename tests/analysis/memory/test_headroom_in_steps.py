@@ -14,7 +14,7 @@ from services import Daemon, Process, ending, until
 from mock_nvml import MockNvml
 from system_parts import needs_framework
 
-pytestmark = needs_framework("tensorflow")
+pytestmark = [pytest.mark.frameworks, needs_framework("tensorflow")]
 
 MIB = 1 << 20
 STEP_MIB, PIECE_MIB = 32, 0.5

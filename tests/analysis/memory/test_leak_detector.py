@@ -90,11 +90,14 @@ LEAKS = {
     "steps of 8 s": Training(cap=80 * GIB, base=10 * GIB, transient=10 * GIB, step=8, epoch=400.0, seconds=8000,
                              kept=lambda at: 20 * MIB * at),
 }  # fmt: skip
+SLOW = {"hours"}  # seconds of computing
 LEAK_STARTS = {"from a time on": 60.0, "after a step": 40.0}
 TOOTH_SECONDS = {"with a saw": 4.0, "with a saw over epochs": 10.0}  # of a tooth; the run fails at the top of one
 
 
-@pytest.mark.parametrize("name", LEAKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in LEAKS]
+)
 def test_a_leak_is_reported_in_its_second_half(name: str) -> None:
     """Each poll of the second half has the leak, and a time left within its bounds and 25 % of the true one."""
     result = watched(LEAKS[name])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_command
 from services import Daemon, ending, fetch, until
 from training_process import STARTING_SECONDS, TrainingProcess
 
@@ -62,8 +61,7 @@ def test_diagnoses(tmp_path: Path, daemon: Daemon) -> None:
             series = until(lambda: daemon.samples().all("gpuwarden_run_oom_verdict_info"), "the diagnosis's series")
             assert [dict(labels)["verdict"] for labels in series] == [name]
         run_id = run_record(daemon)["run_id"]
-        command = [sys.executable, "-m", "gpuwarden", "runs", "show", run_id, "--listen", daemon.url.split("/")[2]]
-        terminal = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        terminal = run_command("runs", "show", run_id, "--listen", daemon.url.split("/")[2]).stdout
         (run,) = json.loads(fetch(f"{daemon.url}/api/v1/state"))["runs"]
         assert run["verdict"]["name"] == "fragmentation"
     shown = re.findall(r"^ *diagnosis +([a-z ]+):", terminal, re.MULTILINE)

@@ -28,6 +28,7 @@ from failure_contexts import (
     uniform_steps,
     window,
 )
+from offenders import check_each
 
 from gpuwarden.analysis.oom.context import FailureContext
 from gpuwarden.analysis.oom.diagnosis_rules import diagnose
@@ -142,8 +143,7 @@ SLOTS_AND_JUMP = (
 SUDDEN_LATE = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in range(1, 10))
 
 
-@pytest.mark.parametrize(
-    ("known", "name"),
+@check_each(
     [
         pytest.param(changed(LARGE_BATCH, batch_size=1), "too_big", id="a batch of one example"),
         pytest.param(

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
-import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from failure_stages import STAGED
+from commands import run_command
 from services import Daemon, ending, fetch, until
 from staged_incidents import staged_incident, store_incidents
 
 from gpuwarden.cli.common.api_client import MAX_ANSWER_BYTES
-from gpuwarden.cli.incidents.host_incident import HostIncident
-from gpuwarden.cli.incidents.incident_report import render_report
-from gpuwarden.cli.runs.memory_chart import BLOCKS
-from gpuwarden.cli.runs.memory_report import TerminalFormat
 from gpuwarden.incidents.incident_privacy import WITHHELD_LINE
 from gpuwarden.web.api.api_paths import INCIDENTS
 from mock_nvml import MockNvml
@@ -47,9 +40,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) ->
 
 def run(*arguments: str, port: int = 1, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run `gpuwarden incidents`."""
-    command = [sys.executable, "-m", "gpuwarden", "incidents", *arguments, "--listen", f"127.0.0.1:{port}"]
-    environment = {**os.environ, "TZ": "UTC", "COLUMNS": str(COLUMNS), "LC_ALL": "C.UTF-8", **(env or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    environment = {"TZ": "UTC", "COLUMNS": str(COLUMNS), **(env or {})}
+    return run_command("incidents", *arguments, "--listen", f"127.0.0.1:{port}", env=environment)
 
 
 def output(*arguments: str, port: int = 1) -> str:
@@ -155,19 +147,6 @@ def test_report_has_each_part(tmp_path: Path) -> None:
     for part in ("GPU 2: python (pid 5000001) has 20.6 GiB; user ada, run", "vit: crashed", "XID 79 (critical)"):
         assert part in shown
     assert "08:01:25 NVRM: Xid" in shown
-
-
-@pytest.mark.parametrize("name", [staged.name for staged in STAGED])
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_each_staged_failure_can_be_shown(name: str, width: int) -> None:
-    """No part of any incident breaks the report, and none is wider than the terminal."""
-    lines = list(render_report(HostIncident(staged_incident(name)), TerminalFormat(width, BLOCKS)))
-    assert "first cause: " in " ".join(" ".join(lines).split())
-    assert not [line for line in lines if _cells(line) > max(width, 45)]  # a moment has 20 columns at least
-
-
-def _cells(line: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in line)
 
 
 @pytest.mark.parametrize(

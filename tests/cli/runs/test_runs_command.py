@@ -17,6 +17,7 @@ from pathlib import Path
 from struct import pack
 
 import pytest
+from commands import run_command
 from run_record_cases import BEGAN, example_record
 from services import Daemon, ending, free_port
 from stand_in_server import serve_answers
@@ -68,9 +69,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) ->
 
 def run(*arguments: str, port: int, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run `gpuwarden runs` and return its output."""
-    command = [sys.executable, "-m", "gpuwarden", "runs", *arguments, "--listen", f"127.0.0.1:{port}"]
-    environment = {**os.environ, "TZ": "UTC", **(env or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return run_command("runs", *arguments, "--listen", f"127.0.0.1:{port}", env={"TZ": "UTC", **(env or {})})
 
 
 def in_terminal(*arguments: str, port: int) -> str:
@@ -301,9 +300,8 @@ def test_configuration_names_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
     """The address comes from the daemon's configuration; a wildcard address works."""
     config = tmp_path / "config.yaml"
     config.write_text(f"web: {{listen: '0.0.0.0:{daemon.port}'}}\n")
-    command = [sys.executable, "-m", "gpuwarden", "runs", "show", "4000", "--config", str(config)]
-    proxied = {**os.environ, "http_proxy": "http://127.0.0.1:9"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=proxied)
+    proxied = {"http_proxy": "http://127.0.0.1:9"}
+    done = run_command("runs", "show", "4000", "--config", str(config), env=proxied)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -360,8 +358,7 @@ def test_any_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def explain(*arguments: str, port: int) -> subprocess.CompletedProcess[str]:
     """Run `gpuwarden explain` on a run."""
-    command = [sys.executable, "-m", "gpuwarden", "explain", *arguments, "--listen", f"127.0.0.1:{port}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+    return run_command("explain", *arguments, "--listen", f"127.0.0.1:{port}")
 
 
 def test_explain_has_the_diagnosis_of_a_run(daemon: Daemon) -> None:

@@ -344,12 +344,12 @@ def test_odd_answers_are_drawn(box: Daemon) -> None:
     assert places > 100
     for place in range(places):
         nonsense: tuple[Any, ...] = (None, True, -1, 1e308, "[b]" * 99, [], [[]], {}, "\x1b[2J")
-        for junk in (nonsense[place % 9], nonsense[(place * 5 + 4) % 9]):
-            broken = copy.deepcopy(answer)
-            of, key = list(_places(broken))[place]
-            of[key] = junk
-            lines = drawn(broken, 80, None)
-            assert max(map(cell_len, lines)) <= 80, (key, junk)
+        junk = nonsense[place % 9]
+        broken = copy.deepcopy(answer)
+        of, key = list(_places(broken))[place]
+        of[key] = junk
+        lines = drawn(broken, 80, None)
+        assert max(map(cell_len, lines)) <= 80, (key, junk)
     assert drawn({"version": 1}, 80, 24)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from instrumented_program import Ended, ProgramServer, run_instrumented
+from instrumented_program import Ended, ProgramServer
 from keras_programs import BACKENDS, FITS, MODEL, OWN, run_keras
 
 from gpuwarden.protocol.messages import End, Report
@@ -58,11 +58,9 @@ def test_failed_fit(tmp_path: Path, keras: ProgramServer) -> None:
     assert run.steps == 16
 
 
-def test_disabled(tmp_path: Path) -> None:
+def test_disabled(tmp_path: Path, keras: ProgramServer) -> None:
     """GPUWARDEN_DISABLED switches it off."""
-    program = tmp_path / "train.py"
-    program.write_text(MODEL + "fit(model)", encoding="utf-8")
-    ended = run_instrumented(tmp_path, program, GPUWARDEN_DISABLED="1")
+    ended = keras.run(tmp_path, MODEL, "fit(model)", GPUWARDEN_DISABLED="1")
     assert (ended.status, ended.runs, ended.notes) == (0, [], [])
 
 
@@ -73,11 +71,9 @@ def test_no_daemon(tmp_path: Path, keras: ProgramServer) -> None:
     assert "gpuwarden" not in ended.errors
 
 
-def test_as_with_the_callback(tmp_path: Path) -> None:
+def test_as_with_the_callback(tmp_path: Path, keras: ProgramServer) -> None:
     """The run has times, examples and phases; the hooked module has its own loader and source, as `inspect` needs."""
-    program = tmp_path / "train.py"
-    program.write_text(MODEL + INSPECTED, encoding="utf-8")
-    ended = run_instrumented(tmp_path, program)
+    ended = keras.run(tmp_path, MODEL, INSPECTED)
     assert ended.status == 0, ended.errors
     reports = [each for each in ended.runs[0].messages if isinstance(each, Report)]
     assert (reports[-1].examples, sum(reports[-1].step_buckets)) == (64, 15)

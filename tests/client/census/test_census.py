@@ -19,8 +19,16 @@ from gpuwarden.client.census.roots import Root, list_roots, read_locals
 from system_parts import skip_without
 
 SCRIPT = ROOT / "tests/support/staged_leaks.py"
-QUICK = ("module_list", "keras_callback")  # of TensorFlow, in each test run
-SLOW = ("callback_dict", "closure", "lru_cache", "pytrees", "local_list", "losses_with_graphs")
+STAGED = (
+    "module_list",
+    "keras_callback",
+    "callback_dict",
+    "closure",
+    "lru_cache",
+    "pytrees",
+    "local_list",
+    "losses_with_graphs",
+)
 
 
 def run_script(*arguments: str, status: int = 0) -> list[str]:
@@ -46,16 +54,13 @@ def take_censuses(framework: str, *cases: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("framework", "case"),
-    [
-        pytest.param(each, case, marks=() if each == "tensorflow" and case in QUICK else pytest.mark.frameworks)
-        for each in ("tensorflow", "jax", "torch")
-        for case in (*QUICK, *SLOW)
-    ],
+    [(each, case) for each in ("tensorflow", "jax", "torch") for case in STAGED],
 )
+@pytest.mark.frameworks
 def test_the_holder_is_named(framework: str, case: str) -> None:
     """The largest group is the staged leak: its holder, its line, its tensors."""
     skip_without(framework)
-    found = take_censuses(framework, *(QUICK if case in QUICK else SLOW))[case]
+    found = take_censuses(framework, *STAGED)[case]
     first = found["groups"][0]
     assert first["holder"] == found["holder"]
     assert (first["place"] or "").rpartition(":")[2] == str(found["line"] or "")
@@ -112,6 +117,7 @@ print("done")
 """
 
 
+@pytest.mark.frameworks
 def test_the_program_is_as_it_was() -> None:
     """No code of the program runs, its locals stay, no tensor is kept, the collector stays on or off."""
     skip_without("tensorflow")
@@ -199,6 +205,7 @@ train()
 """
 
 
+@pytest.mark.frameworks
 def test_locals_of_functions_that_an_exception_has_left(tmp_path: Path) -> None:
     """They are named while the exception is handled, not after it, and again at the exit after an uncaught one."""
     skip_without("tensorflow")
@@ -231,4 +238,4 @@ def test_locals_of_a_frame_leave_no_snapshot() -> None:
         return before - len([each for each in gc.get_objects() if type(each) is Value])
 
     assert hold() == 1
-    assert any(root.name == "QUICK" for root in list_roots())
+    assert any(root.name == "STAGED" for root in list_roots())

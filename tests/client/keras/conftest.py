@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from memory_limit import memory_limit
-from training_cases import case_of, play
+from training_cases import case_name, case_of, play
 
 
-@pytest.fixture(scope="module")
-def cases(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Run the cases of the test file's SUBJECT with the Keras of this environment."""
-    with tempfile.TemporaryDirectory() as sockets:  # a socket's path may be no longer than 107 bytes
-        return play("keras_cases.py", Path(sockets), request.module.SUBJECT, **memory_limit(512))
+@pytest.fixture(scope="session")
+def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run the cases of all selected tests in one process, once for all processes of pytest."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    results = folder / "keras_cases.json"
+    items = [item for item in request.session.items if Path(__file__).parent in item.path.parents]
+    names = sorted({case_name(item) for item in items if "result" in getattr(item, "fixturenames", ())})
+    with (folder / "keras_cases.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not results.exists():
+            with tempfile.TemporaryDirectory() as sockets:  # a socket's path may be no longer than 107 bytes
+                results.write_text(json.dumps(play("keras_cases.py", Path(sockets), *names, **memory_limit(512))))
+    made: dict[str, Any] = json.loads(results.read_text())
+    return made
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from system_parts import needs_framework
 
 pytestmark = needs_framework("tensorflow")
 
-SUBJECT = "program"
 BATCHES = 4  # of an epoch in most cases
 
 

@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from system_parts import needs_framework
 
 TRAINING_TIME = 300  # seconds
 
 
+@pytest.mark.frameworks
 @needs_framework("tensorflow")
 def test_a_full_disk_does_not_end_the_process(tmp_path: Path) -> None:
     """HDF5 would crash it. A file that does not fit is not started; with space again it is saved completely."""

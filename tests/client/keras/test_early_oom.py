@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from memory_limit import memory_limit
 from services import Daemon, ending, until
 
 from system_parts import needs_framework
 
-pytestmark = needs_framework("tensorflow")
+pytestmark = [pytest.mark.frameworks, needs_framework("tensorflow")]
 
 PROGRAM = """
 import sys

@@ -13,8 +13,6 @@ from system_parts import needs_framework
 
 pytestmark = needs_framework("tensorflow")
 
-SUBJECT = "errors"
-
 
 def test_other_callback_raises(result: Any) -> None:
     """Another callback's exception leaves fit as it is, and an evaluation after it ends idle."""
@@ -47,7 +45,7 @@ def test_out_of_memory(result: Any) -> None:
     assert result["left"] == []
 
 
-@pytest.mark.frameworks  # in a process of its own
+@pytest.mark.frameworks  # in a process of its own: TensorFlow crashes later in one where XLA had no memory
 def test_compiled_out_of_memory(tmp_path: Path) -> None:
     """XLA's out-of-memory is reported with the requested bytes, without the shape that XLA does not report."""
     played = play("keras_cases.py", tmp_path, "compiled_out_of_memory", **memory_limit(512))["compiled_out_of_memory"]

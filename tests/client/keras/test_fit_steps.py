@@ -12,7 +12,6 @@ from system_parts import needs_framework
 
 pytestmark = needs_framework("tensorflow")
 
-SUBJECT = "steps"
 BATCHES = 4  # of an epoch in most cases
 
 
@@ -54,10 +53,10 @@ def test_predict(result: list[Message]) -> None:
         ("unknown_length_validation", 7),
         ("unknown_length_stopped_between_epochs", 7),
         ("gradient_accumulation", 7),
-        ("gradient_accumulation_several_steps_an_execution", 5),
+        pytest.param("gradient_accumulation_several_steps_an_execution", 5, marks=pytest.mark.frameworks),
         ("compiled", 7),
         ("eager", 8),
-        ("mirrored", 7),
+        pytest.param("mirrored", 7, marks=pytest.mark.frameworks),
         ("twice_in_one_fit", 7),
         ("same_twice_in_one_fit", 7),
     ],
@@ -104,6 +103,7 @@ def test_within_another(result: list[Message]) -> None:
     assert phases(result) == ["train", "idle"]
 
 
+@pytest.mark.frameworks  # seven fits
 def test_within_a_step(result: Any) -> None:
     """A fit, evaluation or prediction between two steps, by the same callback too, takes nothing from the fit."""
     left = {"steps": 8, "epoch": 1, "phase": "idle", "its_model": True, "watched": [["train"], ["train"], []]}
