@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from run_record_cases import ACCOUNT, BEGAN, BEGAN_UPTIME, example_record, run
 
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.records import writer as module
+from gpuwarden.records.joining import join_records
 from gpuwarden.records.record import RunRecord, record_from_json
 from gpuwarden.records.record_json import json_from_record
 from gpuwarden.records.recorder import WRITE_SECONDS, Recorder
@@ -80,7 +82,7 @@ def read_kept(folder: Path) -> tuple[list[int], list[RunRecord]]:
     store = RecordStore(folder, 1000)
     found = store.open(1000)
     store.close()
-    return sorted(each.pid for each in found.ended), list(found.unfinished)
+    return sorted(each.pid for each in found.ended), [reduce(join_records, parts) for parts in found.unfinished]
 
 
 def run_scenario(scenario: Coroutine[Any, Any, None]) -> None:
@@ -149,8 +151,8 @@ def test_runs_are_written_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         polled, written = PolledRecorder(tmp_path, max_runs=500), Counter[int]()
         await polled.recorder.open()
         await polled.recorder._writer.wait(60.0)  # a busy host takes longer than the start waits
-        monkeypatch.setattr(polled.recorder, "_record", lambda present: present.run.peer.pid)
-        monkeypatch.setattr(polled.recorder._writer, "write", lambda pid: written.update([pid]))
+        monkeypatch.setattr(polled.recorder, "_records", lambda present: (present.run.peer.pid, None))
+        monkeypatch.setattr(polled.recorder._writer, "write", lambda pid, _joined: written.update([pid]))
         began = polled.recorder._updated_at
         for second in range(int(seconds)):
             before = written.total()

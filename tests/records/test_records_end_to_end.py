@@ -228,7 +228,7 @@ def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, h
                 "a record",
             )
             daemon.kill(how)
-            (unfinished,) = read_database(records_folder(daemon)).unfinished
+            ((unfinished,),) = read_database(records_folder(daemon)).unfinished
             so_far = json_from_record(unfinished)
         mock_nvml.set(0, "energy", 10_000)  # the driver was reloaded: its counter is low
         again = start(tmp_path, config, mock_nvml)
@@ -265,7 +265,7 @@ def test_messages_before_the_daemon_stops(tmp_path: Path, config: Path, mock_nvm
     with ending(daemon, run):
         run.report(phase="train", steps=10)
         assert daemon.kill(signal.SIGTERM) == 0
-    (record,) = read_database(records_folder(daemon)).unfinished
+    ((record,),) = read_database(records_folder(daemon)).unfinished
     assert (record.pid, record.steps) == (run.pid, 10)
 
 
@@ -329,7 +329,7 @@ def test_end_while_no_daemon_ran(tmp_path: Path, config: Path, mock_nvml: MockNv
 def check_unobserved_end(tmp_path: Path, config: Path, mock_nvml: MockNvml, daemon: Daemon, run: Reporter) -> None:
     """Start another daemon, and check the records of the ended run and of one of an earlier boot."""
     store = RecordStore(records_folder(daemon), 1000)
-    (unfinished,) = store.open(9).unfinished
+    ((unfinished,),) = store.open(9).unfinished
     store.write([row_from_record(replace(unfinished, run_id=f"{os.getpid()}-7", pid=os.getpid(), boot_id="another"))])
     store.close()
     again = start(tmp_path, config, mock_nvml)

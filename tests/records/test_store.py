@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -22,6 +23,7 @@ from gpuwarden.records.paths import find_database_folder
 from gpuwarden.records.record import RunRecord
 from gpuwarden.records.record_json import json_from_record
 from gpuwarden.records.store import FILE_NAME, MIGRATIONS, RecordStore, row_from_record
+from gpuwarden.records.timeline import remove_timeline
 
 FULL = "database or disk is full"
 WHOLE, SO_FAR = example_record(), example_record(ended=False)
@@ -95,7 +97,7 @@ def test_complete_record_replaces_the_unfinished_one(tmp_path: Path) -> None:
     write(store, SO_FAR)
     assert pids(store) == []
     assert store.find("4711-99") is None
-    (found,) = store.open(9).unfinished
+    ((found,),) = store.open(9).unfinished
     assert json_from_record(found) == json_from_record(SO_FAR)
     write(store, WHOLE, WHOLE)
     assert store.open(9).unfinished == ()
@@ -105,9 +107,76 @@ def test_complete_record_replaces_the_unfinished_one(tmp_path: Path) -> None:
 def test_newest_of_several_boots_is_found(tmp_path: Path) -> None:
     """An ID is unique within one boot; the newest record is found."""
     store = open_store(tmp_path)
-    write(store, ended(7), replace(ended(7), began_timestamp_seconds=BEGAN - 9, updated_timestamp_seconds=BEGAN - 5))
+    earlier = replace(ended(7), boot_id="b1", began_timestamp_seconds=BEGAN - 9, updated_timestamp_seconds=BEGAN - 5)
+    write(store, ended(7), earlier)
     assert json.loads(store.find("7-99") or b"")["began_timestamp_seconds"] == BEGAN + 7
     assert len(store.recent(9)) == 2
+
+
+def part(daemon: int, *, last: bool = False) -> RunRecord:
+    """Make the record of run 7 by a daemon that saw it for 50 of 100 seconds."""
+    began, uptime = BEGAN + 100 * daemon, 1000.0 + 100 * daemon
+    return replace(
+        remove_timeline(ended(7) if last else replace(SO_FAR, run_id="7-99", pid=7)),
+        began_timestamp_seconds=began,
+        began_uptime_seconds=uptime,
+        updated_timestamp_seconds=began + 50,
+        duration_seconds=50.0,
+        gpu_seconds=10.0,
+        steps=daemon,
+    )
+
+
+def test_parts_of_a_run_are_joined_when_read(tmp_path: Path) -> None:
+    """A run that several daemons have seen is one record, unfinished until its last part has ended."""
+    store = open_store(tmp_path)
+    write(store, part(0), ended(8), part(1))
+    assert [[each.steps for each in parts] for parts in store.open(9).unfinished] == [[0, 1]]
+    assert pids(store) == [8]
+    write(store, part(2, last=True))
+    assert store.open(9).unfinished == ()
+    listed = {row.run_id: json.loads(row.outline) for row in store.recent(9)}["7-99"]
+    for record in (listed, json.loads(store.find("7-99") or b"")):
+        assert (record["duration_seconds"], record["gpu_seconds"], record["steps"]) == (250, 30, 2)
+        assert (record["began_timestamp_seconds"], record["outcome"]) == (BEGAN, "failed")
+    write(store, part(3))  # it goes on
+    assert [len(parts) for parts in store.open(9).unfinished] == [4]
+    assert pids(store) == [8]
+
+
+def test_parts_of_a_run_are_limited(tmp_path: Path) -> None:
+    """A daemon that starts again and again keeps few rows of a run, which lose nothing but points of the timeline."""
+    store = open_store(tmp_path)
+    for daemon in range(40):
+        write(store, part(daemon))
+    ((first, *others),) = store.open(9).unfinished
+    assert (len(others) < 17, first.gpu_seconds) == (True, 10.0 * (40 - len(others)))
+    write(store, part(40, last=True))
+    record = json.loads(store.find("7-99") or b"")
+    assert (record["duration_seconds"], record["gpu_seconds"]) == (4050, 410)
+
+
+def test_all_parts_of_a_run_are_deleted(tmp_path: Path) -> None:
+    """A run over the limit leaves no part that a later daemon would take for an unfinished run."""
+    store = open_store(tmp_path, limit=1)
+    write(store, part(0), part(1, last=True))
+    write(store, replace(ended(9), updated_timestamp_seconds=BEGAN + 1e4))
+    assert pids(store) == [9]
+    assert store.open(9).unfinished == ()
+
+
+def test_boot_of_earlier_records_is_migrated(tmp_path: Path) -> None:
+    """A run of which an earlier version wrote a record goes on in another row."""
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
+        for statement in (*MIGRATIONS[0], *MIGRATIONS[1], *MIGRATIONS[2], "PRAGMA user_version = 3"):
+            connection.execute(statement)
+        row = row_from_record(part(0))
+        checksum = zlib.crc32(row.whole, zlib.crc32(row.outline))
+        values = (row.run_id, row.began, row.uid, row.updated, 0, row.outline.decode(), row.whole, checksum)
+        connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+    store = open_store(tmp_path)
+    write(store, part(1, last=True))
+    assert json.loads(store.find("7-99") or b"")["gpu_seconds"] == 20
 
 
 def test_subordinate_uids_are_one_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +391,7 @@ def test_database_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     connection.close()
     before = (tmp_path / FILE_NAME).read_bytes()
-    with pytest.raises(OSError, match=r"runs\.db was written by a newer gpuwarden \(version 4\)"):
+    with pytest.raises(OSError, match=r"runs\.db was written by a newer gpuwarden \(version 5\)"):
         open_store(tmp_path)
     assert (tmp_path / FILE_NAME).read_bytes() == before
 

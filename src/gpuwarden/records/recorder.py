@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
 
@@ -51,7 +52,7 @@ def _uptime() -> float:
 
 @dataclass(slots=True)
 class _PresentRun:
-    """Run of the last poll; `before` is its earlier record, if the run or the daemon was away for a while.
+    """Run of the last poll; `before` is its record by earlier daemons, or of before it was away for a while.
 
     `began_uptime` and `slept` (until the run was first seen) are seconds since the machine's boot. `recorded` is the
     end that its record has. `due` is monotonic: when its record is to be written next.
@@ -70,9 +71,10 @@ class _PresentRun:
 
 @dataclass(frozen=True, slots=True)
 class _AbsentRun:
-    """Run without a known end that does not report to this daemon."""
+    """Run without a known end that does not report to this daemon; `last` is the last part of its record."""
 
     record: RunRecord
+    last: RunRecord
     evidence: str  # of its end, once known
 
 
@@ -144,7 +146,7 @@ class Recorder:
         self._add_stored()
         for present in self._present.values():
             if present.run.up:
-                self._writer.write(self._record(present))
+                self._write(present)
             elif present.recorded != present.run.ending:
                 self._end(present)
         if self._writer.is_open:
@@ -204,14 +206,14 @@ class Recorder:
             present.due = 0.0
         if run.ending is None and present.recorded is not None:  # it is still running
             present.recorded = None
-            self._writer.write(self._record(present))
+            self._write(present)
         elif run.ending is not None and run.ending.settled and present.recorded != run.ending:
             self._end(present)
 
     def _end(self, present: _PresentRun) -> None:
-        record = self._record(present)
+        last, record = self._records(present)
         present.recorded = present.run.ending
-        self._keep(record, log_it=(record.outcome or "") not in present.logged)  # a run may end repeatedly
+        self._keep(last, record, log_it=(record.outcome or "") not in present.logged)  # a run may end repeatedly
         present.logged |= {record.outcome or ""}
 
     def _drop(self, present: _PresentRun, usage: Mapping[str, RunUsage]) -> None:
@@ -222,14 +224,17 @@ class Recorder:
             if present.recorded != present.run.ending:
                 self._end(present)
             return
-        record = self._record(present)
-        self._absent[record.run_id] = _AbsentRun(record, _LOST)
-        self._writer.write(record)
+        last, record = self._records(present)
+        self._absent[record.run_id] = _AbsentRun(record, last, _LOST)
+        self._writer.write(last, record)
 
-    def _record(self, present: _PresentRun) -> RunRecord:
-        """Return a run's complete record; about 100 µs per device."""
-        record = add_timeline(self._record_since(present), present.run, present.events)
-        return join_records(present.before, record) if present.before else record
+    def _write(self, present: _PresentRun) -> None:
+        self._writer.write(*self._records(present))
+
+    def _records(self, present: _PresentRun) -> tuple[RunRecord, RunRecord]:
+        """Return a run's record by this daemon alone, and the complete one; about 100 µs per device."""
+        last = add_timeline(self._record_since(present), present.run, present.events)
+        return last, join_records(present.before, last) if present.before else last
 
     def _outline(self, present: _PresentRun) -> RunRecord:
         """Return a run's record for the list, without its timeline."""
@@ -255,16 +260,16 @@ class Recorder:
         stored = self._writer.pop_found()
         if stored is None:
             return
-        self._learn_peaks(*stored.ended, *stored.unfinished)
-        for record in stored.unfinished:
+        self._learn_peaks(*stored.ended, *(part for parts in stored.unfinished for part in parts))
+        for parts in stored.unfinished:
+            record = reduce(join_records, parts)
             present = self._present.get(record.run_id)
             if present is None or record.boot_id != self._boot_id:
-                self._absent[record.run_id] = _AbsentRun(record, _STOPPED)
+                self._absent[record.run_id] = _AbsentRun(record, parts[-1], _STOPPED)
                 continue
-            has_own = self._writer.withdraw(self._record(present))  # the disk was slower than the run
-            self._continue(present, record)
-            if has_own:
-                self._writer.write(self._record(present))
+            self._continue(present, record)  # the disk was slower than the run
+            if present.run.up or present.recorded:
+                self._write(present)
         self._conclude_ended()
 
     def _bound_absent(self) -> None:
@@ -287,7 +292,8 @@ class Recorder:
                 self._conclude(run_id, evidence)
 
     def _conclude(self, run_id: str, evidence: str) -> None:
-        self._keep(conclude_record(self._absent.pop(run_id).record, evidence))
+        absent = self._absent.pop(run_id)
+        self._keep(conclude_record(absent.last, evidence), conclude_record(absent.record, evidence))
 
     def _evidence_of_end(self, absent: _AbsentRun) -> str:
         """Return the evidence that a run has ended; empty while it lives."""
@@ -308,11 +314,11 @@ class Recorder:
         due.sort(key=lambda present: present.due)
         for present in due[: max(round(elapsed * MAX_WRITES_PER_SECOND), 1)]:
             present.due = now + WRITE_SECONDS
-            self._writer.write(self._record(present))
+            self._write(present)
 
-    def _keep(self, record: RunRecord, *, log_it: bool = True) -> None:
-        """Store the record of an ended run."""
-        self._writer.write(record)
+    def _keep(self, last: RunRecord, record: RunRecord, *, log_it: bool = True) -> None:
+        """Store the last part of the record of an ended run."""
+        self._writer.write(last, record)
         self._learn_peaks(record)
         if log_it:
             with limit_lines_of(record.uid):
@@ -368,7 +374,7 @@ class Recorder:
         """
         present = self._present.get(run_id)
         if present is not None and present.recorded is None:
-            found: bytes | None = render_record(self._record(present))
+            found: bytes | None = render_record(self._records(present)[1])
         elif run_id in self._absent:
             found = render_record(self._absent[run_id].record)
         else:

@@ -16,11 +16,13 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.formatting import format_fields
+from gpuwarden.records.joining import join_records
 from gpuwarden.records.record import RunRecord, record_from_json
 from gpuwarden.records.record_json import RunRecordError, json_from_record
 
@@ -58,13 +60,27 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE incidents ADD COLUMN gpu INTEGER NOT NULL DEFAULT -1",
         "UPDATE incidents SET uid = -1, gpu = -2 - uid WHERE uid < -1",
     ),
+    (  # a run has a row for each daemon that saw it, in the order of their rowids; only the last one can have ended
+        "ALTER TABLE runs ADD COLUMN boot TEXT NOT NULL DEFAULT ''",
+        "UPDATE runs SET boot = coalesce(json_extract(outline, '$.boot_id'), '')",
+    ),
 )
 INCIDENTS_VERSION = 2  # the first with the table of incidents
 
-_SELECT = "SELECT run_id, began, uid, updated, ended, outline, whole, checksum FROM runs"
+MAX_PARTS = 16  # rows of a run; over that, the earlier ones become one
+
+_SELECT = "SELECT outline, whole, checksum FROM runs"
 _INSERT = """
-    INSERT OR REPLACE INTO runs (run_id, began, uid, updated, ended, outline, whole, checksum)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+    INSERT OR REPLACE INTO runs (run_id, began, uid, updated, ended, outline, whole, checksum, boot)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+# A + keeps SQLite from another index than the primary key's.
+_CONTINUE = "UPDATE runs SET ended = 0 WHERE run_id = ? AND began != ? AND boot = ? AND +ended = 1"
+_PARTS = "FROM runs WHERE run_id = ? AND boot = ? ORDER BY +rowid"
+_UNFINISHED = """
+    SELECT run_id, boot, whole FROM runs WHERE ended = 0 AND NOT EXISTS (
+        SELECT 1 FROM runs AS other WHERE other.run_id = runs.run_id AND other.boot = runs.boot AND +other.ended = 1
+    ) ORDER BY rowid
 """
 
 # Rows of ended runs in retention order: each user's newest before any user's second newest. A row from the future,
@@ -76,13 +92,19 @@ _BY_RANK = f"""
     ORDER BY row_number() OVER (PARTITION BY user_of(uid) ORDER BY {_FROM_FUTURE}, updated DESC, began DESC),
         {_FROM_FUTURE}, updated DESC LIMIT :limit
 """  # noqa: S608 - no text of others
-_RECENT = f"SELECT run_id, {_NAME}, began, uid, updated, ended, outline FROM runs WHERE rowid IN ({_BY_RANK})"  # noqa: S608 - no text of others
-_RETAIN = f"DELETE FROM runs WHERE ended = 1 AND rowid NOT IN ({_BY_RANK})"  # noqa: S608 - likewise
+_RECENT = f"SELECT run_id, {_NAME}, began, uid, updated, ended, outline, boot FROM runs WHERE rowid IN ({_BY_RANK})"  # noqa: S608 - no text of others
+_RETAIN = f"""
+    DELETE FROM runs WHERE (run_id, boot) IN
+        (SELECT run_id, boot FROM runs WHERE ended = 1 AND rowid NOT IN ({_BY_RANK}))
+"""  # noqa: S608 - likewise
 
 
 @dataclass(frozen=True, slots=True)
 class RecordRow:
-    """Stored run record: `outline` is its JSON without the timeline, `whole` all of it, compressed."""
+    """Record of a run by one daemon: `outline` is its JSON without the timeline, `whole` all of it, compressed.
+
+    `joined` is the row with the records of earlier daemons, if any, for reading.
+    """
 
     run_id: str
     name: str
@@ -92,10 +114,12 @@ class RecordRow:
     ended: bool
     outline: bytes
     whole: bytes = b""
+    boot: str = ""
+    joined: RecordRow | None = None
 
     @property
     def key(self) -> tuple[str, float]:
-        """Run id, unique for one boot, and start."""
+        """Run id, unique for one boot, and start of this part."""
         return self.run_id, self.began
 
     @property
@@ -125,6 +149,7 @@ def row_from_record(record: RunRecord) -> RecordRow:
         record.outcome is not None,
         _compact(plain),
         whole,
+        record.boot_id or "",
     )
 
 
@@ -139,9 +164,9 @@ def render_record(record: RunRecord) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecords:
-    """Records of a database when it is opened: unfinished runs, and the newest ended ones, oldest first."""
+    """Records of a database when it is opened: parts of each unfinished run, and of ended runs the newest."""
 
-    unfinished: tuple[RunRecord, ...] = ()
+    unfinished: tuple[tuple[RunRecord, ...], ...] = ()
     ended: tuple[RunRecord, ...] = ()
 
 
@@ -161,18 +186,23 @@ class RecordStore:
     def open(self, newest: int) -> StoredRecords:
         """Open or create the database, and read the unfinished and the newest records."""
         with self._connected() as connection:
-            unfinished = connection.execute("SELECT whole FROM runs WHERE ended = 0 ORDER BY updated")
+            parts: dict[tuple[bytes, bytes], list[bytes]] = {}
+            for run_id, boot, whole in connection.execute(_UNFINISHED):
+                parts.setdefault((run_id, boot), []).append(zlib.decompress(whole))
             ended = connection.execute(f"{_RECENT} ORDER BY updated", {"limit": newest, "name": None})
             return StoredRecords(
-                _readable(zlib.decompress(whole) for (whole,) in unfinished),
-                _readable(outline for *_, outline in ended),
+                tuple(filter(None, map(_readable, parts.values()))),
+                _readable(outline for *_, outline, _boot in ended),
             )
 
     def write(self, rows: Iterable[RecordRow]) -> None:
-        """Write rows in one durable transaction, and delete rows over the limit."""
+        """Write rows in one durable transaction, and delete runs over the limit."""
         with self._connected() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
-            connection.executemany(_INSERT, map(_values, rows))
+            for row in rows:
+                connection.execute(_INSERT, _values(row))
+                connection.execute(_CONTINUE, (row.run_id, row.began, row.boot))
+                _limit_parts(connection, row)
             (ended,) = connection.execute("SELECT count(*) FROM runs WHERE ended = 1").fetchone()
             if ended > self._limit:
                 connection.execute(_RETAIN, {"limit": self._limit, "name": None})
@@ -183,19 +213,27 @@ class RecordStore:
         Over the limit, fair by user.
         """
         with self._connected() as connection:
+            found = connection.execute(_RECENT, {"limit": limit, "name": name}).fetchall()
             return [
-                RecordRow(run_id.decode(), run_name.decode(), began, uid, updated, bool(ended), outline)
-                for run_id, run_name, began, uid, updated, ended, outline in connection.execute(
-                    _RECENT, {"limit": limit, "name": name}
+                RecordRow(
+                    id_.decode(),
+                    run_name.decode(),
+                    began,
+                    uid,
+                    updated,
+                    bool(ended),
+                    _join(connection, "outline", id_, boot),
                 )
+                for id_, run_name, began, uid, updated, ended, _outline, boot in found
             ]
 
     def find(self, run_id: str) -> bytes | None:
         """Return the newest record of an ended run by id as JSON; None without one."""
-        query = "SELECT whole FROM runs WHERE run_id = ? AND +ended = 1 ORDER BY updated DESC, began DESC LIMIT 1"
+        query = "SELECT boot FROM runs WHERE run_id = ? AND +ended = 1 ORDER BY updated DESC, began DESC LIMIT 1"
         with self._connected() as connection:
-            found = connection.execute(query, (run_id,)).fetchone()
-        return zlib.decompress(found[0]) if found else None
+            if (found := connection.execute(query, (run_id,)).fetchone()) is None:
+                return None
+            return _join(connection, "whole", run_id.encode(), found[0])
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function with the connection, for another table of the database; return its result."""
@@ -321,7 +359,7 @@ def _select(connection: sqlite3.Connection, query: str) -> sqlite3.Cursor:
 
 
 def _verify_records(connection: sqlite3.Connection) -> None:
-    for *_, outline, whole, checksum in _select(connection, _SELECT):
+    for outline, whole, checksum in _select(connection, _SELECT):
         is_text = isinstance(outline, bytes) and isinstance(whole, bytes)
         if not is_text or _checksum(outline, whole) != checksum:
             raise sqlite3.DatabaseError("a record does not match its checksum")
@@ -330,7 +368,30 @@ def _verify_records(connection: sqlite3.Connection) -> None:
 def _values(row: RecordRow) -> tuple[Any, ...]:
     """Return the values of a row for _INSERT."""
     checksum = _checksum(row.outline, row.whole)
-    return (row.run_id, row.began, row.uid, row.updated, row.ended, row.outline.decode(), row.whole, checksum)
+    return (row.run_id, row.began, row.uid, row.updated, row.ended, row.outline.decode(), row.whole, checksum, row.boot)
+
+
+def _limit_parts(connection: sqlite3.Connection, row: RecordRow) -> None:
+    """Join the earlier parts of a run in place of the first, if there are too many."""
+    *earlier, _last = connection.execute(f"SELECT rowid, whole {_PARTS}", (row.run_id, row.boot)).fetchall()
+    parts = _readable(zlib.decompress(whole) for _, whole in earlier) if len(earlier) >= MAX_PARTS else ()
+    if not parts:
+        return
+    joined = row_from_record(reduce(join_records, parts))
+    (kept, _), *others = earlier
+    connection.executemany("DELETE FROM runs WHERE rowid = ?", [(rowid,) for rowid, _ in others])
+    connection.execute(
+        "UPDATE runs SET updated = ?, outline = ?, whole = ?, checksum = ? WHERE rowid = ?",
+        (joined.updated, joined.outline.decode(), joined.whole, _checksum(joined.outline, joined.whole), kept),
+    )
+
+
+def _join(connection: sqlite3.Connection, column: str, run_id: bytes, boot: bytes) -> bytes:
+    """Return one record of the parts of a run in JSON: of their outlines, or of the whole."""
+    parts = [part for (part,) in connection.execute(f"SELECT {column} {_PARTS}", (run_id.decode(), boot.decode()))]
+    parts = [zlib.decompress(part) for part in parts] if column == "whole" else parts
+    readable = _readable(parts) if len(parts) > 1 else ()
+    return render_record(reduce(join_records, readable)) if readable else parts[-1]
 
 
 def _checksum(outline: bytes, whole: bytes) -> int:

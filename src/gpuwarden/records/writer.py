@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -47,7 +48,7 @@ class RecordWriter:
         self._store = RecordStore(folder, limit) if folder else None
         self._thread: StoreThread | None = None  # once opened
         self._is_open = False
-        self._found: StoredRecords | None = None  # when the database was opened; nothing is written before it is popped
+        self._found: StoredRecords | None = None  # when the database was opened
         self._waiting: dict[_Key, RecordRow] = {}
         self._batch: dict[_Key, RecordRow] = {}  # being written by the thread
         self._task: asyncio.Task[None] | None = None  # opening or writing
@@ -95,9 +96,11 @@ class RecordWriter:
                 await asyncio.wait_for(self._thread.call(self._store.close), STOP_SECONDS)
             self._thread = None
 
-    def write(self, record: RunRecord) -> None:
-        """Queue a record for the next flush."""
+    def write(self, record: RunRecord, joined: RunRecord | None = None) -> None:
+        """Queue a record for the next flush; `joined` is the one with those of earlier daemons, if any."""
         row = row_from_record(record)
+        if joined is not None and joined is not record:
+            row = replace(row, joined=row_from_record(joined))
         self._waiting.pop(row.key, None)
         if row.ended or self._store:
             self._waiting[row.key] = row
@@ -106,15 +109,11 @@ class RecordWriter:
                 del self._waiting[key]
                 self.errors += self._store is not None
 
-    def withdraw(self, record: RunRecord) -> bool:
-        """Remove a record that is still waiting; return whether it was."""
-        return self._waiting.pop(row_from_record(record).key, None) is not None
-
     def flush(self, now: float) -> None:
         """Start to write waiting rows, unless a write is running or the disk has just failed."""
         if self._task and now - self._began > HANG_SECONDS:
             self._fail("the database does not answer")
-        has_work = not self._is_open or (self._waiting and self._found is None)
+        has_work = not self._is_open or self._waiting
         if self._thread and not self._task and now >= self._due and has_work:
             self._began, self._due = now, now + FLUSH_SECONDS
             self._task = asyncio.create_task(self._write_waiting())
@@ -170,7 +169,7 @@ class RecordWriter:
         if self._thread and self._store and self._is_open:
             with suppress(OSError, asyncio.TimeoutError):
                 stored = await asyncio.wait_for(self._thread.call(self._store.recent, limit, name), READ_SECONDS)
-        rows = {row.key: row for row in stored} | in_memory
+        rows = {row.key: row for row in stored} | {key: row.joined or row for key, row in in_memory.items()}
         ended = sorted(
             (row for row in rows.values() if row.ended and name in (None, row.name)), key=lambda row: row.age
         )
@@ -184,7 +183,8 @@ class RecordWriter:
         """
         found = [row for row in (*self._batch.values(), *self._waiting.values()) if row.run_id == run_id and row.ended]
         if found:
-            return max(found, key=lambda row: row.age).json
+            newest = max(found, key=lambda row: row.age)
+            return (newest.joined or newest).json
         if self._thread and self._store and self._is_open:
             try:
                 return await asyncio.wait_for(self._thread.call(self._store.find, run_id), READ_SECONDS)

@@ -46,7 +46,7 @@ def kept() -> Iterator[RunRecord]:
     evil = example_record(pid=5000)
     error = replace(evil.errors_told[0], text=EVIL, exception=EVIL)
     yield replace(evil, framework=EVIL, user=EVIL, errors_told=(error,), errors={EVIL: 1})
-    yield replace(example_record(pid=5000), began_timestamp_seconds=BEGAN - 9, name="of an earlier boot")
+    yield replace(example_record(pid=5000), boot_id="b1", began_timestamp_seconds=BEGAN - 9, name="of an earlier boot")
     longest = replace(
         example_record(pid=4194303), run_id="4194303-1234567890", outcome="out_of_memory", name="resnet50-imagenet"
     )
