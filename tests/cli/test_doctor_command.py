@@ -15,8 +15,7 @@ from commands import run_command
 from pseudo_terminal import Terminal
 from rich.console import Console
 
-from gpuwarden.cli.doctor.check_report import render_report
-from gpuwarden.cli.doctor.doctor_command import find_python
+from gpuwarden.cli.commands.doctor_command import find_python, render_report
 from gpuwarden.doctor.model import SUBJECTS, CheckResult
 from gpuwarden.doctor.runner.checks import CHECKS
 from mock_nvml import MockNvml

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from doctor_machine import CLOSED, KERNEL, OPEN, Machine
 
-from gpuwarden.cli.doctor.check_report import render_report
+from gpuwarden.cli.commands.doctor_command import render_report
 from gpuwarden.doctor.model import CheckResult
 from gpuwarden.doctor.runner.checks import run_checks
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from itertools import combinations
 
-from gpuwarden.errors.catalog import PROBLEMS
 from gpuwarden.errors.kind_guides import ERROR_GUIDES
 from gpuwarden.errors.patterns import PATTERNS
 from gpuwarden.errors.problems import ANY
 from gpuwarden.errors.program_patterns import OTHER_PATTERNS
 from gpuwarden.errors.program_problems import PROGRAM_ERROR
-from gpuwarden.errors.recognition import find_problem
+from gpuwarden.errors.recognition import PROBLEMS, find_problem
 from gpuwarden.protocol.messages import ERROR_KINDS
 
 

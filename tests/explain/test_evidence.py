@@ -10,8 +10,8 @@ from doctor_machine import Machine
 
 from gpuwarden.doctor.model import Context
 from gpuwarden.doctor.runner.checks import CHECKS
-from gpuwarden.errors.catalog import PROBLEMS
 from gpuwarden.errors.device_problems import DRIVER_NOT_LOADED, NO_DEVICE_VISIBLE
+from gpuwarden.errors.recognition import PROBLEMS
 from gpuwarden.explain.events import read_events
 from gpuwarden.explain.evidence import FRAMEWORK_REGEXES, weigh_causes
 from gpuwarden.explain.explanation import explain_events

@@ -374,7 +374,7 @@ COMMANDS = (
             "gpuwarden doctor --read /data --json",
             "gpuwarden doctor --run",
         ),
-        "cli.doctor.doctor_command:run",
+        "cli.commands.doctor_command:run",
         _add_doctor,
     ),
     Command(
@@ -483,7 +483,7 @@ COMMANDS = (
         "metrics, state, and the doctor's results. UUIDs, addresses, paths, and names of users, hosts and runs are "
         "masked; it lists the files, and what is not masked.",
         ("gpuwarden debug-bundle", "sudo gpuwarden debug-bundle --capture --config /etc/gpuwarden/config.yaml"),
-        "cli.debug_bundle.debug_bundle_command:run",
+        "cli.commands.debug_bundle_command:run",
         _add_debug_bundle,
     ),
     Command(

@@ -10,10 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gpuwarden.client.advice_state import AdviceState
-from gpuwarden.client.census.census_taker import CensusTaker
 from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.client.errors.nonfinite_loss import NonFiniteLossCounter
 from gpuwarden.client.errors.uncaught import error_from_uncaught, find_uncaught_type
@@ -32,6 +31,9 @@ from gpuwarden.protocol.messages import (
 )
 from gpuwarden.protocol.step_histogram import StepHistogram
 from gpuwarden.protocol.validators import MAX_COUNT
+
+if TYPE_CHECKING:
+    from gpuwarden.client.census.take_census import CensusTaker
 
 DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
 MAX_ERROR_WAIT_SECONDS = 0.1  # wait for a full queue after an error, which has interrupted training anyway
@@ -335,6 +337,9 @@ def join_run(
         run = _runs[key] = Reporter(DaemonConnection(path, hello))
         atexit.register(run.end)
     if census and run.census is None:
+        # Before the first step, but not in a process without the switch.
+        from gpuwarden.client.census.take_census import CensusTaker  # noqa: PLC0415
+
         run.census = CensusTaker()
     run.summaries.enabled |= summary
     run.wants_headroom |= headroom

@@ -1,10 +1,11 @@
-"""Recognition of a problem by its text, for everything but the training process: that needs the kind only."""
+"""All problems, and their recognition by a text, for everything but the training process: that needs the kind only."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from gpuwarden.errors import compatibility_problems, device_problems, memory_problems, program_problems, run_problems
 from gpuwarden.errors.log_patterns import DEATH_PATTERNS, LOG_PATTERNS, NOISE
 from gpuwarden.errors.memory_problems import CPU_OUT_OF_MEMORY, DEVICE_FRAGMENTATION, DEVICE_OUT_OF_MEMORY
 from gpuwarden.errors.patterns import find_pattern
@@ -24,6 +25,12 @@ _TORCH_FIGURES = (
     r"(?P<allocated>[\d.]+) (?P<allocated_unit>bytes|[KMG]iB) is allocated by PyTorch(?s:.*?)"
     r"(?P<unallocated>[\d.]+) (?P<unallocated_unit>bytes|[KMG]iB) is reserved by PyTorch but unallocated"
 )
+PROBLEMS: Mapping[str, Problem] = {
+    each.name: each
+    for module in (memory_problems, device_problems, compatibility_problems, run_problems, program_problems)
+    for each in vars(module).values()
+    if isinstance(each, Problem)
+}
 
 
 def find_problem(text: str) -> Problem | None:

@@ -1,28 +1,112 @@
-"""Card as text and as JSON."""
+"""Card as text, in rows of a label and a text, and as JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
+from typing import NamedTuple
 
 from gpuwarden._version import __version__
-from gpuwarden.formatting import sanitize
+from gpuwarden.analysis.memory.headroom import headroom_limit_text
+from gpuwarden.cli.runs.memory_report import gpu_name, list_holders
+from gpuwarden.explain.explanation import Explanation
+from gpuwarden.formatting import cut_middle, format_bytes, format_elapsed, format_energy, format_ratio, sanitize
 from gpuwarden.launcher.card import Card
-from gpuwarden.launcher.card_rows import list_rows, title
+from gpuwarden.records.figure import list_figure_rows
+from gpuwarden.records.record import RecordedDevice, RunRecord
 from gpuwarden.records.record_json import json_from_record
 from gpuwarden.runs.outcome import signal_name
 
 _LABEL_WIDTH = 12
 MAX_WIDTH = 100  # columns
+MAX_MESSAGE_CHARACTERS = 400
+MAX_FOLLOWERS = 3
+MAX_RUNS = 8  # of one program; the card counts further ones
+_NO_STEPS = "none counted: these are of Keras fit and of torch optimizers; other loops need gpuwarden.watch()"
+
+
+class Row(NamedTuple):
+    """One row of a card."""
+
+    label: str
+    text: str
+
+
+def _list_rows(card: Card) -> Iterator[Row]:
+    """Yield the rows: the end and its cause, then each run."""
+    yield Row("program", card.command_line)
+    # The cause repeats what the rest of the evidence says, and a program that finished needs none.
+    is_clear = card.explanation is not None or card.outcome == "finished"
+    evidence = card.evidence.partition("; last ")[0] if is_clear else card.evidence
+    yield Row("outcome", f"{card.outcome.replace('_', ' ')} after {format_elapsed(card.end.seconds)} ({evidence})")
+    yield from _cause_rows(card)
+    for run in card.runs[:MAX_RUNS]:
+        if len(card.runs) > 1:
+            rank = "" if run.rank is None else f", rank {run.rank}"
+            yield Row("run", f"{run.name} (pid {run.pid}{rank}): {(run.outcome or run.state).replace('_', ' ')}")
+        yield from _run_rows(run, card)
+    if len(card.runs) > MAX_RUNS:
+        yield Row("runs", f"and {len(card.runs) - MAX_RUNS} more")
+    if card.runs and all(run.steps is None for run in card.runs):
+        yield Row("steps", _NO_STEPS)
+
+
+def _title(card: Card) -> str:
+    """Return a heading."""
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(card.end.began))
+    return f"gpuwarden run, started {began}"
+
+
+def _cause_rows(card: Card) -> Iterator[Row]:
+    if card.explanation is not None:
+        yield from _explanation_rows(card.explanation)
+    if card.next_step is not None:
+        yield Row("next step", card.next_step)
+
+
+def _explanation_rows(explanation: Explanation) -> Iterator[Row]:
+    root = explanation.root
+    cause = root.problem.title
+    yield Row("cause", f"{cause[0].upper()}{cause[1:]}")
+    yield Row("message", cut_middle(root.text, MAX_MESSAGE_CHARACTERS))
+    if root.frame:
+        yield Row("at", root.frame)
+    for follower in explanation.followers[:MAX_FOLLOWERS]:
+        if follower.problem is not root.problem:
+            yield Row("then", cut_middle(f"{follower.problem.title}: {follower.text}", MAX_MESSAGE_CHARACTERS // 2))
+
+
+def _run_rows(run: RunRecord, card: Card) -> Iterator[Row]:
+    yield from (Row(label, text) for label, text in list_figure_rows(run, card=True))
+    for device in run.devices:
+        yield Row(gpu_name(device.uuid, card.gpus), _describe_device(device))
+    if run.census is not None:
+        yield from (Row("tensors", each) for each in list_holders(run.census))
+
+
+def _describe_device(device: RecordedDevice) -> str:
+    peak, headroom = device.highest_peak_bytes, device.min_headroom_bytes
+    under = headroom_limit_text(device.headroom_limit, device.headroom_limit_bytes)
+    parts = [
+        None if peak is None else f"{format_bytes(peak)} peak memory",
+        None if headroom is None else f"{format_bytes(headroom)} headroom at least{under}",
+        None
+        if device.idle_seconds is None or not device.gpu_seconds
+        else f"idle {format_ratio(device.idle_seconds / device.gpu_seconds)}",
+        None if device.energy_joules is None else format_energy(device.energy_joules),
+        ", ".join(f"XID {code} x {count}" for code, count in (device.xids or {}).items()) or None,
+    ]
+    return ", ".join(filter(None, parts)) or device.name
 
 
 def render_text(card: Card, width: int) -> str:
     """Return the card as text, wrapped at a width in columns."""
-    lines = [title(card)]
-    for label, text in list_rows(card):
+    lines = [_title(card)]
+    for label, text in _list_rows(card):
         start = f"{label:<{_LABEL_WIDTH}}"
         room = max(width - len(start), 20)
         for line in wrap(sanitize(" ".join(text.split())), room) or [""]:

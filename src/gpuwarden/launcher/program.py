@@ -1,17 +1,29 @@
-"""Program that is run unchanged: same terminal, same process group, its signals and exit status passed through."""
+"""Program that is run unchanged: its environment and hello to the daemon, its signals and exit status passed through.
+
+It has the same terminal and process group. Any program has a run by its hello, with its GPUs and its end.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from gpuwarden.cli.common.terminal import complain
+from gpuwarden.protocol.codec import encode
+from gpuwarden.protocol.messages import Hello
+from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, NAME_VARIABLE, RUN_VARIABLE
+from gpuwarden.protocol.socket_trust import find_distrust, read_credentials
+from gpuwarden.protocol.validators import clip
 
 # Signals that are passed on. Those that a terminal sends to all processes of its foreground group (Ctrl-C, Ctrl-\, its
 # end, its size) have reached the program too; the kernel is their sender.
@@ -33,6 +45,10 @@ _HEAD_BYTES = 256  # of a file, by which the kernel recognizes a program (BINPRM
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _INHERITED_SIGNALS = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)  # that this process has changed for itself
 _FROM_PROCESS = (0, -1, -6)  # si_code of kill, sigqueue and tgkill (include/uapi/asm-generic/siginfo.h)
+# The first folder of PYTHONPATH: Python runs the sitecustomize.py in it, which waits for a framework to be imported.
+_SITE = Path(__file__).parents[1] / "client" / "boot" / "site"
+_SEND_SECONDS = 1.0
+_FIRST_FREE_DESCRIPTOR = 3  # a closed standard stream of the program must not become the connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +179,49 @@ def _is_in_foreground() -> bool:
         finally:
             os.close(terminal)
     return False
+
+
+def make_environment(folder: Path, runs: Path | None, name: str | None, *, census: bool) -> dict[str, str]:
+    """Return a program's environment; its processes leave notes in `folder`, and report to the socket `runs` as `name`.
+
+    With `census` they look for what keeps their tensors, when memory leaks or runs short.
+    """
+    paths = [str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    changed = {
+        **_inherited_environment(),
+        "PYTHONPATH": os.pathsep.join(paths),
+        RUN_VARIABLE: "1",
+        FOLDER_VARIABLE: str(folder),
+        "GPUWARDEN_SUMMARY": "0",  # the card has it
+    }
+    if runs is not None:
+        changed["GPUWARDEN_SOCKET"] = str(runs)
+    if name is not None:
+        changed[NAME_VARIABLE] = name
+    if census:
+        changed["GPUWARDEN_CENSUS"] = "1"
+    return changed
+
+
+def _inherited_environment() -> dict[str, str]:
+    """Return this process's environment, without the LC_CTYPE that Python adds where there is no locale (PEP 538)."""
+    inherited = dict(os.environ)
+    with contextlib.suppress(OSError):  # no /proc
+        if b"\0LC_CTYPE=" not in b"\0" + Path("/proc/self/environ").read_bytes():
+            inherited.pop("LC_CTYPE", None)
+    return inherited
+
+
+def introduce_program(path: Path, name: str, framework: str) -> None:
+    """Say hello for the process that calls this, just before it becomes the program; raises nothing.
+
+    A run is its process: reports of the program itself, on a connection of their own, are of the same run.
+    """
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(_SEND_SECONDS)
+        connection.connect(str(path))
+        if distrust := find_distrust(path, read_credentials(connection)[1]):
+            complain(f"gpuwarden run: the daemon at {path} is not trusted and gets no report: {distrust}")
+        else:
+            connection.send(encode(Hello(clip(name), clip(framework), {})))
+            fcntl.fcntl(connection, fcntl.F_DUPFD, _FIRST_FREE_DESCRIPTOR)  # the copy stays open in the program

@@ -1,4 +1,4 @@
-"""Command `gpuwarden run`: runs a program as it is, and prints a card when it has ended."""
+"""Command `gpuwarden run`: runs a program as it is, and prints a card of its runs when it has ended."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from gpuwarden.cli.common.api_client import ApiError, fetch_json
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.inherited_signals import find_ignored_signals
 from gpuwarden.cli.common.terminal import WRONG_USE, complain, discard_output, explain_unwritable
@@ -20,15 +23,23 @@ from gpuwarden.config.schema import Config
 from gpuwarden.launcher.card import Card, ProgramFacts, make_card
 from gpuwarden.launcher.card_formats import FORMATS, MAX_WIDTH, render_text, write_card
 from gpuwarden.launcher.host_kills import HostKillWatch
-from gpuwarden.launcher.introduction import introduce_program
-from gpuwarden.launcher.private_daemon import DaemonPlace, open_daemon
-from gpuwarden.launcher.private_folder import private_folder
-from gpuwarden.launcher.program import ProgramEnd, end_like, run_program, should_hurry
-from gpuwarden.launcher.program_environment import make_environment
-from gpuwarden.launcher.run_records import await_records
+from gpuwarden.launcher.private_daemon import DaemonPlace, open_daemon, private_folder
+from gpuwarden.launcher.program import (
+    ProgramEnd,
+    end_like,
+    introduce_program,
+    make_environment,
+    run_program,
+    should_hurry,
+)
 from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, ProcessNote, read_crashes, read_notes, write_note
+from gpuwarden.records.record import RunRecord, record_from_json
+from gpuwarden.records.record_json import RunRecordError
+from gpuwarden.web.api.api_paths import RUNS
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # exit statuses, as of a shell
+SETTLE_SECONDS = 6.0  # within which the daemon has concluded how a run ended
+_POLL_SECONDS = 0.2
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -116,3 +127,42 @@ def _name(command: Sequence[str]) -> str:
     program = Path(command[0]).name or command[0]
     script = next((each for each in command[1:] if each == "-c" or not each.startswith("-")), "-c")
     return Path(script).name if program.startswith("python") and script != "-c" else program
+
+
+def await_records(
+    place: DaemonPlace, pids: Collection[int], since: float, should_hurry: Callable[[], bool]
+) -> list[RunRecord]:
+    """Return the records of the program's runs, with how they ended; blocks for up to SETTLE_SECONDS.
+
+    Stops waiting for ends once `should_hurry` returns True.
+
+    A private daemon has no other runs. On a shared one they are those of `pids` that began after `since`, Unix time.
+    """
+    end = time.monotonic() + SETTLE_SECONDS
+    while True:
+        listed = [each for each in _fetch_runs(place) if place.private or _is_of(each, pids, since)]
+        # The run of a program that ends at once is listed with the next poll.
+        is_complete = bool(listed) and all(each.get("outcome") for each in listed)
+        if is_complete or should_hurry() or time.monotonic() > end:
+            return [record for each in listed if (record := _fetch_whole(place, each)) is not None]
+        time.sleep(_POLL_SECONDS)
+
+
+def _fetch_runs(place: DaemonPlace) -> list[dict[str, Any]]:
+    with contextlib.suppress(ApiError):
+        answer = fetch_json(place.api, RUNS)
+        return [*answer["live"], *answer["past"]]
+    return []
+
+
+def _is_of(run: Mapping[str, Any], pids: Collection[int], since: float) -> bool:
+    return run.get("pid") in pids and float(run.get("began_timestamp_seconds", 0)) >= since - 1
+
+
+def _fetch_whole(place: DaemonPlace, listed: Mapping[str, Any]) -> RunRecord | None:
+    """Return one record with what only its own answer has; None if this version cannot read it."""
+    with contextlib.suppress(ApiError, RunRecordError):
+        return record_from_json(fetch_json(place.api, f"{RUNS}/{listed['run_id']}"))
+    with contextlib.suppress(RunRecordError):
+        return record_from_json(listed)
+    return None

@@ -24,10 +24,10 @@ from services import Daemon, ending, fetch, free_port, until
 from stand_in_server import serve_answers
 
 from gpuwarden.cli.common.api_client import ApiError, fetch_json
-from gpuwarden.cli.top.display import Display
 from gpuwarden.cli.top.layout import render_box
 from gpuwarden.cli.top.run_table import make_run_table
 from gpuwarden.cli.top.state_reader import fetch_state
+from gpuwarden.cli.top.top_command import Display
 from gpuwarden.config.value_types import Address
 from gpuwarden.protocol.codec import encode
 from gpuwarden.protocol.messages import Hello

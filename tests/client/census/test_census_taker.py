@@ -12,7 +12,8 @@ from receiver import Receiver
 
 from gpuwarden import watch
 from gpuwarden.client.advice_state import AdviceState
-from gpuwarden.client.census.census_taker import MIN_INTERVAL_SECONDS, CensusTaker
+from gpuwarden.client.census import take_census
+from gpuwarden.client.census.take_census import MIN_INTERVAL_SECONDS, CensusTaker
 from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.client.reporter import Reporter
 from gpuwarden.protocol.messages import Advice, Census, Error, Hello
@@ -22,14 +23,14 @@ PRESSURE = Advice(1, "pressure", "critical", "GPU-5", "Low.", "memory")
 CENSUS = Census(7, 0.1, 1, 4, groups=())
 
 
-class Module:
-    """Stand-in for the census itself: counts the calls, and may fail."""
+class Censuses:
+    """Stand-in for the census itself: records the steps of the calls, and may fail."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self) -> None:
         self.taken: list[int] = []
-        self.error = error
+        self.error: Exception | None = None
 
-    def take_census(self, steps: int, _in_use: int | None) -> Census:
+    def __call__(self, steps: int, _in_use: int | None) -> Census:
         """Return a census."""
         self.taken.append(steps)
         if self.error:
@@ -37,17 +38,18 @@ class Module:
         return CENSUS
 
 
-def make_taker(error: Exception | None = None) -> tuple[CensusTaker, Module]:
-    """Return a taker of such censuses."""
-    taker, module = CensusTaker(), Module(error)
-    taker._module = module  # type: ignore[assignment] # what it loads
-    return taker, module
+@pytest.fixture
+def censuses(monkeypatch: pytest.MonkeyPatch) -> Censuses:
+    """Replace the census."""
+    stand_in = Censuses()
+    monkeypatch.setattr(take_census, "take_census", stand_in)
+    return stand_in
 
 
 @pytest.mark.parametrize("advice", [LEAK, PRESSURE])
-def test_one_census_for_each_advice(advice: Advice) -> None:
+def test_one_census_for_each_advice(advice: Advice, censuses: Censuses) -> None:
     """Advice on memory makes one due; that within a minute of another waits for the minute's end."""
-    taker, module = make_taker()
+    taker = CensusTaker()
     assert taker.take_if_due(1, None, 0.0) is None
     taker.handle_advice(advice)
     assert taker.take_if_due(2, None, 10.0) == CENSUS
@@ -56,7 +58,7 @@ def test_one_census_for_each_advice(advice: Advice) -> None:
     assert taker.take_if_due(4, None, 10.0 + MIN_INTERVAL_SECONDS - 1) is None
     assert taker.take_if_due(5, None, 10.0 + MIN_INTERVAL_SECONDS) == CENSUS
     assert taker.take_if_due(6, None, 1e6) is None
-    assert module.taken == [2, 5]
+    assert censuses.taken == [2, 5]
 
 
 @pytest.mark.parametrize(
@@ -67,21 +69,21 @@ def test_one_census_for_each_advice(advice: Advice) -> None:
         Advice(1, "xid", "critical", "GPU-5", ""),
     ],
 )
-def test_other_advice_makes_none_due(advice: Advice) -> None:
+def test_other_advice_makes_none_due(advice: Advice, censuses: Censuses) -> None:
     """Memory that is no longer low, heat and faults need no census."""
-    taker, module = make_taker()
+    taker = CensusTaker()
     taker.handle_advice(advice)
     assert taker.take_if_due(1, None, 0.0) is None
-    assert module.taken == []
+    assert censuses.taken == []
 
 
-def test_census_that_fails_is_the_last() -> None:
+def test_census_that_fails_is_the_last(censuses: Censuses) -> None:
     """Nothing is raised, and no further one is taken."""
-    taker, module = make_taker(ValueError("of the census"))
+    taker, censuses.error = CensusTaker(), ValueError("of the census")
     for now in (0.0, 1e6):
         taker.handle_advice(LEAK)
         assert taker.take_if_due(1, None, now) is None
-    assert module.taken == [1]
+    assert censuses.taken == [1]
 
 
 def test_leak_causes_no_action() -> None:
@@ -91,18 +93,18 @@ def test_leak_causes_no_action() -> None:
     assert (state.count, state.pressure, state.pop_unanswered("stop", "warning", 0.0)) == (1, "none", [])
 
 
-def test_out_of_memory_takes_one(daemon: Receiver, connection: DaemonConnection) -> None:
+def test_out_of_memory_takes_one(daemon: Receiver, connection: DaemonConnection, censuses: Censuses) -> None:
     """A device's out-of-memory that a step raised takes a census at once; another error, or the run's end, none."""
     run = Reporter(connection)
     run.report(0)
     peer = daemon.accept()
-    run.census, module = make_taker()
+    run.census = CensusTaker()
     run.report_error(Error("other", "ValueError", "", "train", 1))
     run.report_error(Error("device_oom", "ResourceExhaustedError", "", "train", 1))
     run.end()
     kinds = [type(message).__name__ for message in peer.waiting()]
     assert kinds == ["Hello", "Report", "Error", "Report", "Error", "Census", "Report", "Report", "End"]
-    assert module.taken == [0]
+    assert censuses.taken == [0]
 
 
 @pytest.mark.parametrize(

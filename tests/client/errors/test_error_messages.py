@@ -11,7 +11,7 @@ from error_samples import Sample
 from error_samples import facts as facts_of
 from error_samples import samples as read_samples
 
-from gpuwarden.errors.catalog import PROBLEMS
+from gpuwarden.errors.recognition import PROBLEMS
 from gpuwarden.protocol.codec import decode, encode
 from gpuwarden.protocol.messages import ERROR_KINDS
 

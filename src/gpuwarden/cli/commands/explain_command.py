@@ -10,9 +10,9 @@ import shutil
 import sys
 from pathlib import Path
 
+from gpuwarden.cli.commands.doctor_command import find_python
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.terminal import FAILED, WRONG_USE, complain, write
-from gpuwarden.cli.doctor.doctor_command import find_python
 from gpuwarden.cli.runs.runs_command import fetch_run, read_record
 from gpuwarden.config.schema import Config
 from gpuwarden.doctor.model import Context

@@ -15,8 +15,8 @@ from gpuwarden.analysis.findings import NO_GPU_GUIDES
 from gpuwarden.analysis.oom.diagnosis_rules import RULES
 from gpuwarden.cli.common.entry_points import REFERENCES, load_function
 from gpuwarden.daemon.metrics_page import TABLES
-from gpuwarden.errors.catalog import PROBLEMS
 from gpuwarden.errors.kind_guides import ERROR_GUIDES, Guide
+from gpuwarden.errors.recognition import PROBLEMS
 from gpuwarden.health.conditions import ALERTS
 from gpuwarden.health.model import fill_places
 from gpuwarden.metrics.model import Metric

@@ -6,11 +6,13 @@ It runs between two steps in the thread of the training, within 300 ms, and chan
 from __future__ import annotations
 
 import gc
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -19,12 +21,15 @@ from gpuwarden.client.census.holder_walk import CHECK_INTERVAL, HolderWalk, Hold
 from gpuwarden.client.census.live_tensors import LiveTensor, TensorReader, list_types, make_readers
 from gpuwarden.client.census.roots import list_roots
 from gpuwarden.protocol.codec import ProtocolError, encode
-from gpuwarden.protocol.messages import MAX_CENSUS_GROUPS, MAX_FRAME_CHARACTERS, Census, TensorGroup
+from gpuwarden.protocol.messages import MAX_CENSUS_GROUPS, MAX_FRAME_CHARACTERS, Advice, Census, TensorGroup
 from gpuwarden.protocol.validators import clip
+
+log = logging.getLogger("gpuwarden")
 
 LISTING_SECONDS, WALK_SECONDS, NAMING_SECONDS = 0.13, 0.23, 0.27  # since its start, at which each part is cut
 MIN_LISTING_SECONDS, MIN_WALK_SECONDS = 0.02, 0.05  # for these, where a busy machine has made the search slow
 MAIN_KIND_RATIO = 0.9  # of a holder's bytes in one shape and dtype, for which that stands
+MIN_INTERVAL_SECONDS = 60.0  # between two censuses
 
 
 def take_census(steps: int, in_use: int | None) -> Census | None:
@@ -158,3 +163,37 @@ def _fit_message(census: Census) -> Census:
         else:
             break
     return census
+
+
+class CensusTaker:
+    """Taker of censuses of this process, in the thread that reports: at most one a minute, once for each advice.
+
+    A census that fails is the last.
+    """
+
+    def __init__(self) -> None:
+        self._is_due = False
+        self._next = -inf  # monotonic
+
+    def handle_advice(self, advice: Advice) -> None:
+        """Note that a census is due if the advice is on memory."""
+        if advice.kind == "leak" or (advice.resource == "memory" and advice.level != "none"):
+            self.request()
+
+    def request(self) -> None:
+        """Make a census due."""
+        self._is_due = True
+
+    def take_if_due(self, steps: int, in_use: int | None, now: float) -> Census | None:
+        """Take a census if one is due and the last was long ago; `now` is monotonic, `in_use` the allocators' bytes."""
+        if not self._is_due or now < self._next:
+            return None
+        self._is_due, self._next = False, inf
+        try:
+            census = take_census(steps, in_use)
+        except Exception as error:  # noqa: BLE001 - no failure here may end a training run
+            with suppress(Exception):  # of the program's logging handler
+                log.warning("census failed, no further one is taken error=%r", error)
+            return None
+        self._next = now + MIN_INTERVAL_SECONDS
+        return census

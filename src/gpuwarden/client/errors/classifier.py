@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from gpuwarden.client.errors.allocation_patterns import ALLOCATIONS
 from gpuwarden.client.errors.traceback_stage import find_stage
 from gpuwarden.client.errors.user_frame import find_user_frame
 from gpuwarden.errors.patterns import find_pattern
@@ -46,6 +45,25 @@ _WIDTHS = {  # bytes of an element, by TensorFlow's and NumPy's names
 _OP = r"\[\[\{\{node ([^}]+)\}\}|\[\[Node:? (\S+)|\[Op:(?!__)(\w+)\]"
 # Colors, and the hint that TensorFlow appends to every out-of-memory error.
 _NOISE = r"\x1b\[[0-9;]*[A-Za-z]|Hint: If you want to see a list of allocated tensors[^\n]*"
+# Named groups: `size` and `unit`, or `bytes` where it is exact, `shape`, `dtype`, `device` or `gpu`, `allocator`, `op`.
+# All matches of the first pattern that matches are used: several replicas may have failed.
+_SIZE = r"(?P<size>[\d.,]+) ?(?P<unit>bytes|[KMGTP]?i?B|[KMGTP])\b"
+_ALLOCATIONS = (  # tests/error_messages has the texts
+    (
+        r"OOM when allocating (?:temporary )?tensor (?:with shape|of shape) ?\[(?P<shape>[\d,]*)\]"
+        r"(?: and type (?P<dtype>\w+))?(?: on (?P<device>\S+))?(?: by allocator (?P<allocator>\w+))?"
+    ),
+    r"from \S+ to (?P<device>\S*device:\S+) in order to run (?P<op>\w+): Dst tensor is not initialized",
+    rf"(?<!you )Tried to allocate {_SIZE}(?:\. GPU (?P<gpu>\d+)| \((?:GPU (?P<gpu_too>\d+)))?",
+    rf"Failed to allocate request for {_SIZE} \((?P<bytes>\d+)B\) on device ordinal (?P<gpu>\d+)",
+    rf"Out of memory (?:while )?(?:trying to allocate|allocating) {_SIZE}",
+    rf"Unable to allocate {_SIZE} for an array with shape \((?P<shape>[\d, ]*)\) and data type (?P<dtype>\w+)",
+    rf"(?:(?P<allocator>\w+): .{{1,60}})?you tried to allocate {_SIZE}",
+    rf"Allocation on device (?P<gpu>\d+) would exceed(?s:.*?)Requested +: {_SIZE}",
+    rf"fail(?:ed)? to (?:CUDA )?(?:host )?[mc]?alloc(?:ate)?(?: async)? {_SIZE}(?: \((?P<bytes>\d+) bytes\))?",
+    rf"(?:Attempting to (?:reserve|allocate)|unable to mmap|pinned host memory of size:) {_SIZE}",
+    r"Allocation \(size=(?P<bytes>\d+)\) would exceed memory",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +215,7 @@ def _choose_parts(length: int, at: int | None, limit: int) -> list[tuple[int, in
 
 def _find_allocations(text: str) -> Iterator[Allocation]:
     """Yield the allocations that failed, each with the operation named after it."""
-    for regex in ALLOCATIONS:
+    for regex in _ALLOCATIONS:
         found = list(re.finditer(regex, text, re.IGNORECASE))
         for index, match in enumerate(found):
             after = text[match.end() : found[index + 1].start() if index + 1 < len(found) else None]

@@ -8,6 +8,7 @@ It never disturbs the training: no hook blocks, raises, waits for logs, or synch
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import weakref
 from collections.abc import Mapping
@@ -16,21 +17,21 @@ from typing import Any
 
 from gpuwarden.client.distributed.workers import has_workers
 from gpuwarden.client.errors.classifier import error_from_exception
+from gpuwarden.client.errors.uncaught import error_from_uncaught
 from gpuwarden.client.guard import Guard, claim_steps, guarded
-from gpuwarden.client.keras import early_oom
 from gpuwarden.client.keras.fit import introspection
 from gpuwarden.client.keras.fit.fit_meters import FitMeters
 from gpuwarden.client.keras.fit.function_patch import FUNCTION_KINDS, FunctionKind, FunctionPatch
-from gpuwarden.client.keras.keras_run import join_keras_run
-from gpuwarden.client.keras.memory_logs import read_memory_logs
+from gpuwarden.client.keras.keras_run import join_keras_run, read_memory_logs
 from gpuwarden.client.keras.model_memory import add_model_memory
 from gpuwarden.client.keras.on_pressure import OnPressure, PressureLevel, PressureResponder, make_responder
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS, Reporter
+from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS, Reporter, has_reported
 from gpuwarden.client.settings import check_settings
 from gpuwarden.protocol.messages import Advice, Phase
 
 _FIT_ATTRIBUTES = {"_run", "_fit", "_functions", "_watched", "_model", "model"}
+_PROCESS = os.getpid()  # forked children are left out of a report at exit: they use the parent's model
 
 
 class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -373,10 +374,19 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             self._run.give_up()
 
 
-def _report_late() -> None:
-    """Report a program that ends before its first fit, by the last callback made, or else by a default one."""
-    latest = GpuWarden._latest() if GpuWarden._latest is not None else None  # noqa: SLF001 - the same module
-    (latest or GpuWarden())._report_late()  # noqa: SLF001 - likewise
+def _report_early_oom() -> None:
+    """Report at exit an out-of-memory that ended this program before its first fit, as Keras made model or optimizer.
+
+    No hook of a callback has been called by then. The last callback made reports, or else a default one.
+    """
+    if os.getpid() != _PROCESS or has_reported():
+        return
+    with contextlib.suppress(Exception):  # no internal failure may show at a program's end
+        error = error_from_uncaught(None, "idle", 0, {})
+        # Other errors are not reported: the framework may not be set up, and listing its devices would do that.
+        if error is not None and error.allocations:
+            latest = GpuWarden._latest() if GpuWarden._latest is not None else None  # noqa: SLF001 - the same module
+            (latest or GpuWarden())._report_late()  # noqa: SLF001 - likewise
 
 
-early_oom.report_early_oom(_report_late)
+atexit.register(_report_early_oom)

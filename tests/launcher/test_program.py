@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.launcher import introduction
+from gpuwarden.launcher import program
 from gpuwarden.protocol.codec import decode
 from gpuwarden.protocol.messages import Hello
 
 CLOSED_STREAMS = """
 import os, sys
 from pathlib import Path
-from gpuwarden.launcher.introduction import introduce_program
+from gpuwarden.launcher.program import introduce_program
 os.close(0)
 introduce_program(Path(sys.argv[1]), "mine", "sh")
 os.execvp("sh", ["sh", "-c", "ls -l /proc/$$/fd"])
@@ -44,13 +44,13 @@ def test_distrust_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A daemon of another user, in a folder that everyone can write, gets nothing, and standard error says why."""
-    monkeypatch.setattr(introduction, "read_credentials", lambda _connection: (1, os.geteuid() + 1))
+    monkeypatch.setattr(program, "read_credentials", lambda _connection: (1, os.geteuid() + 1))
     path = tmp_path / "run.sock"
     tmp_path.chmod(0o777)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.bind(str(path))
         server.listen()
-        introduction.introduce_program(path, "mine", "sh")
+        program.introduce_program(path, "mine", "sh")
         connection, _ = server.accept()
         with connection:
             assert connection.recv(8192) == b""

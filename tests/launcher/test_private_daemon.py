@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.launcher.private_folder import private_folder
+from gpuwarden.launcher.private_daemon import private_folder
 
 
 def test_abandoned_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

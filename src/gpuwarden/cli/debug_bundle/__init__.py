@@ -1,1 +1,0 @@
-"""Command `gpuwarden debug-bundle`: a masked archive of the daemon's state for a bug report."""

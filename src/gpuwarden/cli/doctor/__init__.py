@@ -1,1 +1,0 @@
-"""Command `gpuwarden doctor`."""
