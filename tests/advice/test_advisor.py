@@ -19,6 +19,7 @@ from gpuwarden.config.thresholds import XID_SECONDS
 from gpuwarden.gpu.memory_sampler import NO_LIMIT
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import HUNG, EventCount, Gpu
+from gpuwarden.health.detector import Detector
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.owners.resolver import Owners
@@ -28,6 +29,7 @@ from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello
 from gpuwarden.runs.run_events import RunEventKind
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.severity import Severity
+from gpuwarden.state import State
 from snapshots import GIB, divided, gpu, snapshot
 
 STARTED = 1000.0  # Unix time
@@ -46,6 +48,7 @@ class Host:
         self.advisor = Advisor(Limits(), alerting=alerting, nearest_above=self._nearest_above)
         self._co_tenants = CoTenantTracker()
         self._watch = PressureWatch(Limits())
+        self._detector = Detector()
         self.now = 0.0
 
     def _nearest_above(self, pid: int, tops: Collection[int]) -> int:
@@ -60,7 +63,9 @@ class Host:
         owners = Owners(by_pid={9: {"user": "alice", "run": "9-1"}})
         co_tenants = self._co_tenants.update(polled, owners, self.now)
         poll = JoinedPoll(polled, runs, self.now, owners, co_tenants)
-        self.advice = self.advisor.update(poll, self._watch.update(poll))
+        pressure = self._watch.update(poll)
+        state = State("nvml", 1.0, polled, runs, pressure=pressure)
+        self.advice = self.advisor.update(poll, pressure, self._detector.update(state, self.now))
         for message in self.advice.messages:
             assert decode_reply(encode(message.advice)) == message.advice  # can be encoded
         sent = self.advice.messages if self.queue_has_room else ()

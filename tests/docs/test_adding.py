@@ -101,13 +101,22 @@ print(ResolverBench().join({1: identity(1000, unit)}, gpu(0, held={1: 5})).memor
 
 
 def test_condition(tmp_path: Path) -> None:
-    """The alert is in the rules and in the alerts' reference, and the daemon checks it."""
+    """The alert is in the rules and in the alerts' reference, and the detector finds it."""
     copy = Copy("A condition with an alert", tmp_path)
     assert len(copy.changed) == 2
     assert "alert: GpuPowerLimitLowered" in copy.gpuwarden("rules")
     assert "## GpuPowerLimitLowered" in copy.gpuwarden("reference", "alerts")
-    program = "from gpuwarden.health.conditions import CHECKED; print([each.name for each in CHECKED])"
-    assert "GpuPowerLimitLowered" in copy.python("-c", program)
+    program = """
+from dataclasses import replace
+from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.health.detector import Detector
+from gpuwarden.state import State
+from tests.support.snapshots import gpu, snapshot
+limits = {GpuReadings.power_limit_watts: {("enforced",): 300.0, ("default",): 700.0}}
+(alert,) = Detector().update(State("nvml", 1.0, snapshot(replace(gpu(0), readings=limits))), 0.0).holding
+print(alert.name, alert.text)
+"""
+    assert copy.python("-c", program) == "GpuPowerLimitLowered power limit lowered to 300 of 700 W\n"
 
 
 @pytest.mark.system

@@ -19,6 +19,7 @@ from gpuwarden.config.schema import Config
 from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.formatting import sanitize
 from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.health.detector import Detector
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.owners.resolver import Owners
@@ -149,7 +150,7 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
     registry, accounts = RunRegistry(limit=10, expiry=60.0, overhead=GIB), UsageAccountant(10.0)
     receipts = Recorder(None, 10, max_runs=9)
     pressure, exposition = PressureWatch(config.pressure), Exposition()
-    advisor, tracker = Advisor(config.pressure), CoTenantTracker()
+    advisor, tracker, detector = Advisor(config.pressure), CoTenantTracker(), Detector()
     peers = [ProcessKey(pid, 1000, pid, 1e9) for pid in range(1, 4)]
     for peer in peers:
         registry.receive(peer, liar.hello(), 1000.0)
@@ -163,11 +164,12 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
         joined = JoinedPoll(box, runs, now, co_tenants=co_tenants)
         usage = accounts.update(joined)
         found = pressure.update(joined)
-        advice = advisor.update(joined, found)
+        state = State("nvml", 1.0, box, runs, usage, pressure=found)
+        advice = advisor.update(joined, found, detector.update(state, now))
         advisor.confirm(advice.messages, now)
         sent += [decode_reply(encode(each.advice)) for each in advice.messages]
         receipts.update(joined, usage, advice.events_with(advice.messages))
-        assert exposition.render(read_tables(State("nvml", 1.0, box, runs, usage, pressure=found))).text
+        assert exposition.render(read_tables(state)).text
         _read(receipts, peers)
     assert sent
 

@@ -21,6 +21,7 @@ from gpuwarden.incidents.incident import Incident
 from gpuwarden.incidents.incident_builder import MAX_PROCESSES
 from gpuwarden.incidents.incident_store import IncidentStore
 from gpuwarden.protocol.messages import Census, End, TensorGroup, uncaught_reason
+from gpuwarden.xid.codes import OTHER_SEVERITIES
 
 
 def played(tmp_path: Path, script: Callable[[Stage], Coroutine[Any, Any, None]], gpus: int = 2) -> list[Any]:
@@ -227,6 +228,23 @@ def test_programs_xids_leave_room_for_those_of_the_hardware(tmp_path: Path) -> N
 
     found = played(tmp_path, script)
     assert [each["xids"][-1]["code"] for each in found] == [31] * BURST + [48]
+
+
+def test_xid_has_the_words_of_its_severity(tmp_path: Path) -> None:
+    """An NVLink error that the driver calls fatal is explained so; one that it calls nonfatal opens no incident."""
+
+    async def script(stage: Stage) -> None:
+        await stage.passes(30)
+        stage.box.log_xid(0, 145, "RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008 0x00000001)")
+        await stage.passes(JOIN_SECONDS + 10)
+        stage.box.log_xid(1, 145, "RLW_RXPIPE Fatal XC0 i0 Link 13 (0x0409a0c2 0x00000008 0x00000001)")
+        await stage.passes(30)
+
+    (found,) = played(tmp_path, script)
+    words = OTHER_SEVERITIES[145, "critical"]
+    assert (found["kind"], found["xids"][-1]["meaning"]) == ("GpuXidCritical", words.meaning)
+    assert found["events"][-1]["text"] == f"GPU 1 XID 145: {words.explanation}"
+    assert words.meaning[1:].rstrip(".") in found["finding"]["text"]
 
 
 def test_full_incident_swallows_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ the GPU; a growing co-tenant is one in the record of a run that was advised of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +25,6 @@ from gpuwarden.advice.wording import (
 )
 from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, CoTenant, CoTenants
 from gpuwarden.config.schema import PressureConfig as Limits
-from gpuwarden.config.thresholds import XID_SECONDS
 from gpuwarden.gpu.memory_sampler import NO_LIMIT
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
@@ -35,10 +34,12 @@ from gpuwarden.protocol.messages import MAX_ADVICE_CHARACTERS, Advice, AdviceKin
 from gpuwarden.protocol.validators import clip
 from gpuwarden.runs.run_events import RunEvent, RunEventKind
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
-from gpuwarden.xid.codes import Action, explain, worst_severity
+from gpuwarden.state import Alert, Detection
+from gpuwarden.xid.codes import Action, explain
 
 MIN_GROWTH_BYTES = 64 * 2**20  # growth of a co-tenant that is always ignored
 HUNG_SECONDS = 10.0  # after which a hanging GPU counts as lost: one that is only slow comes back
+_FAULTS = ("GpuwardenDriverFault", "GpuDown", "GpuXidCritical", "GpuXidWarning")
 # XIDs after which a GPU is unusable, now or soon, until an operator acts.
 _GRAVITY: Mapping[Action, Level] = {
     Action.RESET_GPU: "critical",
@@ -60,11 +61,12 @@ class SubjectState:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Facts of one poll: `gpus` are by their UUIDs and those of their MIG instances."""
+    """Facts of one poll: `gpus` are by their UUIDs and those of their MIG instances, `faults` also of the driver."""
 
     poll: JoinedPoll
     gpus: Mapping[str, Gpu]
     pressure: Pressure
+    faults: Sequence[Alert]
 
     def gpus_of(self, run: RunSnapshot) -> dict[str, Gpu]:
         """Return the GPUs of a run, by UUID of its GPU or MIG instance."""
@@ -99,7 +101,7 @@ class Advisor:
         """Counts of messages sent to each run of the last poll, by run id and kind."""
         return {run_id: dict(state.sent) for run_id, state in self._states.items()}
 
-    def update(self, poll: JoinedPoll, pressure: Pressure) -> AdviceRound:
+    def update(self, poll: JoinedPoll, pressure: Pressure, detection: Detection) -> AdviceRound:
         """Return the new advice of a poll; call `confirm` with the messages that were sent."""
         self._states = {run.peer.run_id: self._states.get(run.peer.run_id) or DeliveryState() for run in poll.runs}
         living = [run for run in poll.runs if run.up]
@@ -108,7 +110,8 @@ class Advisor:
         hung = [gpu.identity.uuid for gpu in poll.snapshot.gpus if gpu.fault == HUNG]
         self._hung = {uuid: self._hung.get(uuid, poll.now) for uuid in hung}
         self._belongs, self._roots = {}, {run.peer.pid for run in living} - {0}
-        facts = _Facts(poll, self._gpus_by_uuid(poll.snapshot), pressure)
+        faults = [alert for alert in detection.holding if alert.name in _FAULTS]
+        facts = _Facts(poll, self._gpus_by_uuid(poll.snapshot), pressure, faults)
         messages: list[AdviceMessage] = []
         events: dict[str, tuple[RunEvent, ...]] = {}
         gpu_limits: dict[str, float] = {}
@@ -211,14 +214,19 @@ class Advisor:
             yield from self._faults(run, gpu, facts)
 
     def _faults(self, run: RunSnapshot, gpu: Gpu, facts: _Facts) -> Iterator[tuple[AdviceSubject, SubjectState]]:
+        """Yield the loss of a GPU, also with the driver as a whole, and its XIDs since the run began."""
         uuid = gpu.identity.uuid
-        if gpu.fault is not None and facts.poll.now - self._hung.get(uuid, -HUNG_SECONDS) >= HUNG_SECONDS:
-            yield AdviceSubject("gpu_lost", uuid), SubjectState("critical", partial(loss_text, gpu.fault), gpu)
-        for code, count in gpu.xids.items():
-            severity = worst_severity(code, count, facts.poll.snapshot.time - XID_SECONDS)
-            level = _GRAVITY.get(explain(code, severity).action)
-            if level and count.last >= run.began and facts.poll.snapshot.time - count.last < XID_SECONDS:
-                yield AdviceSubject("xid", uuid, str(code)), SubjectState(level, partial(xid_text, code, severity), gpu)
+        for alert in facts.faults:
+            if alert.labels.get("uuid", uuid) != uuid:  # that of the driver as a whole has none
+                continue
+            if "xid" in alert.labels:
+                code = int(alert.labels["xid"])
+                level = _GRAVITY.get(explain(code, alert.severity).action)
+                if level and alert.last >= run.began:
+                    text = partial(xid_text, code, alert.severity)
+                    yield AdviceSubject("xid", uuid, str(code)), SubjectState(level, text, gpu)
+            elif gpu.fault is not None and facts.poll.now - self._hung.get(uuid, -HUNG_SECONDS) >= HUNG_SECONDS:
+                yield AdviceSubject("gpu_lost", uuid), SubjectState("critical", partial(loss_text, gpu.fault), gpu)
 
     def _co_tenants(
         self, run: RunSnapshot, gpus: Mapping[str, Gpu], facts: _Facts

@@ -164,29 +164,33 @@ class Pipeline:
         poll = JoinedPoll(snapshot, runs, now, owners, co_tenants)
         usage = self.accountant.update(poll)
         pressure = self.pressure.update(poll)
-        advice = self.advisor.update(poll, pressure)
-        self.recorder.update(poll, usage, self._send(advice, now))
-        self.summaries.update(poll)
-        self.headrooms.update(poll, pressure)
-        sent = self.advisor.sent
-        self._dropped["owners"] += owners.dropped
         state = State(
             source=self._source.name,
             poll_interval=self._config.poll.interval,
             snapshot=snapshot,
             runs=runs,
-            usage={run.peer.run_id: self.recorder.add_earlier(run.peer.run_id, usage[run.peer.run_id]) for run in runs},
-            advice_sent={run.peer.run_id: sent[run.peer.run_id] for run in runs if run.hello.hears},
             processes=self._select_processes(snapshot) if self._config.process_series else (),
             owners=owners,
             host=sample.host,
             energy=self.energy.update(snapshot),
             pressure=pressure,
             access=self._access(),
-            counts=self._add_counts(counts),
             kernel_records=tuple(logged),
         )
-        return replace(state, detection=self.detector.update(state, now))
+        detection = self.detector.update(state, now)
+        advice = self.advisor.update(poll, pressure, detection)
+        self.recorder.update(poll, usage, self._send(advice, now))
+        self.summaries.update(poll)
+        self.headrooms.update(poll, pressure)
+        sent = self.advisor.sent
+        self._dropped["owners"] += owners.dropped
+        return replace(
+            state,
+            detection=detection,
+            usage={run.peer.run_id: self.recorder.add_earlier(run.peer.run_id, usage[run.peer.run_id]) for run in runs},
+            advice_sent={run.peer.run_id: sent[run.peer.run_id] for run in runs if run.hello.hears},
+            counts=self._add_counts(counts),
+        )
 
     def _receive_simulated(self, now: float) -> None:
         for peer, message in self._source.reports():

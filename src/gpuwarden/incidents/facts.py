@@ -47,7 +47,7 @@ def incident_kind(event: Event, state: State) -> str | None:
         gpu = state.snapshot.gpu(event.uuid or "")
         return event.kind if gpu is not None and _is_hot(gpu) else None
     if event.xid is not None:
-        return None if explain(event.xid).action in (Action.IGNORE, Action.FOLLOW_OTHER) else event.kind
+        return None if explain(event.xid, event.level).action in (Action.IGNORE, Action.FOLLOW_OTHER) else event.kind
     return event.kind if event.kind in INCIDENT_KINDS and event.level != "info" else None
 
 
@@ -151,7 +151,7 @@ def _device_facts(
 
 def _what(event: Event) -> str:
     if event.xid is not None:
-        meaning = explain(event.xid).meaning.rstrip(".")
+        meaning = explain(event.xid, event.level).meaning.rstrip(".")
         return meaning if meaning[1:2].isupper() else f"{meaning[:1].lower()}{meaning[1:]}"
     return event.text.partition(": ")[2]
 

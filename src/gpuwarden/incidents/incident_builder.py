@@ -179,7 +179,7 @@ def _processes(recording: Recording) -> Iterator[IncidentProcess]:
 def _xids(events: Iterable[Event]) -> Iterator[IncidentXid]:
     for event in events:
         if event.xid is not None:
-            xid = explain(event.xid)
+            xid = explain(event.xid, event.level)
             yield IncidentXid(
                 timestamp_seconds=event.timestamp_seconds,
                 code=event.xid,

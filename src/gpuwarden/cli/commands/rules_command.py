@@ -6,7 +6,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from gpuwarden.alerts import inhibition, prometheus_rules
+from gpuwarden.alerts import prometheus_rules
 from gpuwarden.alerts.alert_links import AlertLinks
 from gpuwarden.cli.common.terminal import WRONG_USE, complain, say, write
 from gpuwarden.config.rule_settings import SETTINGS
@@ -30,7 +30,7 @@ def run(parsed: argparse.Namespace) -> int:
 def render_rules(parsed: argparse.Namespace) -> str:
     """Return the output of the command. Raises ValueError for settings that contradict each other."""
     if parsed.inhibition:
-        return inhibition.render_inhibitions()
+        return prometheus_rules.render_inhibitions()
     if 2 * parsed.leak_still >= parsed.leak_window:  # the alert would never fire
         raise ValueError("--leak-still must be less than half of --leak-window")
     choices = prometheus_rules.Choices(
