@@ -32,8 +32,11 @@ def test_every_option_is_documented(key: str) -> None:
     """Each option has one row in the reference, with its meaning, its default and how it is written."""
     (row,) = [line for line in REFERENCE.splitlines() if line.startswith(f"| `{key}` |")]
     declared = OPTIONS[key]
-    assert all(part in row for part in (declared.meaning, declared.default, declared.kind.name, declared.kind.bounds))
-    assert f"| {declared.kind.name} | {declared.kind.write} |" in REFERENCE
+    kind = declared.kind
+    described = kind.write if kind.words else kind.name
+    assert all(part in row for part in (declared.meaning, declared.default, described, kind.bounds))
+    assert kind.words or f"| {kind.name} | {kind.write} |" in REFERENCE
+    assert ("(list)" in row) == kind.many
 
 
 def test_every_meaning_is_a_sentence() -> None:

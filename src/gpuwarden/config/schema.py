@@ -98,7 +98,7 @@ class WebConfig:
         "Maximum open connections; above it, the one that has been idle or slow for longest is closed.")
     timeout: float = option(bounded(DURATION, "100ms", "5m"), "10s",
         "Time that a client has to send its request or to read the response.")
-    allowed_hosts: tuple[str, ...] = option(list_of(HOST_PATTERN, "list of host names"), "none",
+    allowed_hosts: tuple[str, ...] = option(list_of(HOST_PATTERN), "none",
         "Additional host names that requests may address (docs/understand/shared-machines.md).")
     external_url: str = option(optional(PAGES_URL, ""), "none",
         "URL at which people reach the pages, for links in alerts; its host name is accepted in requests. none uses "
@@ -300,15 +300,15 @@ class ControlConfig:
 class CheckConfig:
     """Fitness of the node for jobs, as `gpuwarden check` answers (docs/use/check.md)."""
 
-    off: tuple[str, ...] = option(list_of(TEXT, "list of checks"), "none",
+    off: tuple[str, ...] = option(list_of(TEXT), "none",
         "Names of checks to leave out (docs/reference/checks.md).")
-    unfit: tuple[str, ...] = option(list_of(TEXT, "list of checks"), "none",
+    unfit: tuple[str, ...] = option(list_of(TEXT), "none",
         "Names of checks whose warnings make the node unfit.")
-    gpus: tuple[str, ...] = option(list_of(TEXT, "list of GPUs"), "none",
+    gpus: tuple[str, ...] = option(list_of(TEXT), "none",
         "GPUs that the node must have: their UUIDs, or their number. none accepts those that it starts with.")
     mig_instances: int | None = option(_OPTIONAL_COUNT, "none",
         "Number of MIG instances that the node must have; none accepts any.")
-    paths: tuple[Path, ...] = option(list_of(PATH, "list of paths"), "/",
+    paths: tuple[Path, ...] = option(list_of(PATH), "/",
         "Paths on file systems that jobs write to.")
     disk_free: int = option(bounded(SIZE, "0", "64TiB"), "1GiB",
         "Minimum free space of these file systems.")
@@ -318,13 +318,13 @@ class CheckConfig:
 class AlertmanagerConfig:
     """Alertmanagers that the daemon sends alerts to, without Prometheus (docs/use/notifications.md)."""
 
-    url: tuple[str, ...] = option(list_of(SERVER_URL, "list of base URLs"), "none",
+    url: tuple[str, ...] = option(list_of(SERVER_URL), "none",
         "Base URLs of the Alertmanagers; each of them receives every alert.")
     job: str = option(TEXT, "gpuwarden",
         "Label `job` of the alerts: the name of this daemon's scrape job in Prometheus.")
     instance: str = option(optional(TEXT, ""), "none",
         "Label `instance` of the alerts: the target as in Prometheus; none uses web.listen.")
-    labels: tuple[tuple[str, str], ...] = option(list_of(LABEL, "list of labels"), "none",
+    labels: tuple[tuple[str, str], ...] = option(list_of(LABEL), "none",
         "More labels for all alerts: the same as external_labels in Prometheus.")
     resend: float = option(bounded(DURATION, "1s", "10m"), "30s",
         "Interval for re-sending a firing alert; Alertmanager resolves it after four intervals without a re-send.")
@@ -352,15 +352,15 @@ _SEVERITY = choice("severity", *SEVERITY_RANK)
 class NotifyConfig:
     """Notifications from the daemon itself, for hosts without Prometheus (docs/use/notifications.md)."""
 
-    webhook: tuple[Secret, ...] = option(list_of(SECRET_URL, "list of URLs"), "none",
+    webhook: tuple[Secret, ...] = option(list_of(SECRET_URL), "none",
         "URLs that receive alerts as JSON in a POST request.")
     webhook_token: Secret = option(_OPTIONAL_SECRET, "none", "Bearer token sent to the webhooks.")
     webhook_severity: str = option(_SEVERITY, "info", "Minimum severity of the alerts sent to the webhooks.")
-    apprise: tuple[Secret, ...] = option(list_of(SERVICE_URL, "list of apprise URLs"), "none",
+    apprise: tuple[Secret, ...] = option(list_of(SERVICE_URL), "none",
         "URLs of apprise (https://github.com/caronc/apprise) for mail, Slack and other services; needs the package "
         "apprise (docs/use/notifications.md).")
     apprise_severity: str = option(_SEVERITY, "warning", "Minimum severity of the alerts sent to the apprise URLs.")
-    mute: tuple[str, ...] = option(list_of(TEXT, "list of alert names"), "none",
+    mute: tuple[str, ...] = option(list_of(TEXT), "none",
         "Names of alerts that are not sent (docs/reference/alerts.md), for example RunKilled if users stop runs with "
         "Ctrl-C.")
     ca_file: Path | None = option(_OPTIONAL_PATH, "none",

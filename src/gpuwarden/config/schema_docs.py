@@ -50,8 +50,11 @@ _BARE = re.compile(r"0|[1-9a-z/][A-Za-z0-9./:_-]*")
 def render_reference() -> Iterator[str]:
     """Yield the lines of docs/reference/configuration.md."""
     yield REFERENCE_INTRODUCTION.replace("{reloadable}", _reloadable())
-    yield "## Value types\n\n| Type | Notation |\n|---|---|"
-    for name, write in sorted({row.kind.name: row.kind.write for row in OPTIONS.values()}.items()):
+    yield "## Value types\n"
+    yield "*(or none)*: the word `none` is valid too. *(list)*: one value, a YAML list of them, or `none`."
+    yield "\n| Type | Notation |\n|---|---|"
+    kinds = [row.kind for row in OPTIONS.values() if not row.kind.words]
+    for name, write in sorted({kind.name: kind.write for kind in kinds}.items()):
         yield f"| {name} | {write} |"
     yield "\n## Top level\n"
     yield from _table("")
@@ -93,7 +96,10 @@ def _table(prefix: str) -> Iterator[str]:
 
 
 def _value(row: Option) -> str:
-    return f"{row.kind.name}, {row.kind.bounds}" if row.kind.bounds else row.kind.name
+    kind = row.kind
+    name = kind.write if kind.words else kind.name
+    number = " (list)" if kind.many else " (or none)" if kind.none else ""
+    return f"{name}{number}" + (f", {kind.bounds}" if kind.bounds else "")
 
 
 def _examples(prefix: str) -> str:

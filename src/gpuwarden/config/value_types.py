@@ -21,6 +21,8 @@ T = TypeVar("T")
 A = TypeVar("A")
 Number = TypeVar("Number", int, float)
 
+ONES = {"": 1}
+HUNDREDTHS = {"": 1, "%": 1e-2}
 SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600, "": 1}
 BYTES = {
     "": 1, "B": 1,
@@ -37,8 +39,7 @@ NONE = "none"
 
 # Digits are limited: int() raises its own message for more than 4300 of them, and float() reads 400 of them as inf.
 _DECIMAL = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
-_QUANTITY = re.compile(rf"({_DECIMAL}) ?([A-Za-z]{{0,3}})")
-_SHARE = re.compile(rf"({_DECIMAL}) ?(%?)")
+_QUANTITY = re.compile(rf"({_DECIMAL}) ?([A-Za-z%]{{0,3}})")
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")  # of a variable or a label
@@ -51,7 +52,7 @@ class ValueType(Generic[T]):
     """Type of a value: `parse` returns None for text that is not of it, or raises ValueError with a closer reason.
 
     With `many` a YAML list is accepted too, each item parsed on its own. A `hidden` value may be a secret, which no
-    message repeats. `none` has the value of the word none, if that is accepted.
+    message repeats. `none` has the value of the word none, if that is accepted. `words` has all valid texts, if few.
     """
 
     name: str
@@ -61,6 +62,7 @@ class ValueType(Generic[T]):
     many: bool = False
     hidden: bool = False
     none: tuple[T, ...] = ()
+    words: tuple[str, ...] = ()
 
     def read(self, text: str) -> T:
         """Return the value of `text`; raises ValueError with what is wrong and what is accepted."""
@@ -71,7 +73,8 @@ class ValueType(Generic[T]):
         if value is None:
             article = "an" if self.name[0] in "aeiou" else "a"
             what = "this" if self.hidden else printable(text)
-            raise ValueError(f"{what} is not {article} {self.name}; write {self.write}")
+            write = f"{self.write}, or {NONE}" if self.none else self.write
+            raise ValueError(f"{what} is not {article} {self.name}; write {write}")
         return value
 
 
@@ -118,24 +121,20 @@ def bounded(kind: ValueType[Number], least: str, most: str) -> ValueType[Number]
     return ValueType(kind.name, kind.write, parse, bounds=f"{least} to {most}")
 
 
-def list_of(kind: ValueType[T], name: str) -> ValueType[tuple[T, ...]]:
+def list_of(kind: ValueType[T]) -> ValueType[tuple[T, ...]]:
     """Return the type of a YAML list of such values, a single one, or none."""
-    write = f"one, a list, or none; each {kind.write}"
-    return ValueType(name, write, lambda text: (kind.read(text),), many=True, hidden=kind.hidden, none=((),))
+    return ValueType(kind.name, kind.write, lambda text: (kind.read(text),), many=True, hidden=kind.hidden, none=((),))
 
 
 def optional(kind: ValueType[T], absent: A) -> ValueType[T | A]:
     """Return a type that also accepts the word none, read as `absent`."""
-    return ValueType(f"optional {kind.name}", f"{kind.write}, or none", kind.parse, hidden=kind.hidden, none=(absent,))
+    return ValueType(kind.name, kind.write, kind.parse, hidden=kind.hidden, none=(absent,))
 
 
 def choice(name: str, *words: str) -> ValueType[str]:
     """Return the type of one of `words`."""
-    return ValueType(name, _listed(words), lambda text: text if text in words else None)
-
-
-def _listed(words: tuple[str, ...]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
+    write = f"{', '.join(words[:-1])} or {words[-1]}"
+    return ValueType(name, write, lambda text: text if text in words else None, words=words)
 
 
 def _matching(pattern: str, convert: Callable[[str], T]) -> Callable[[str], T | None]:
@@ -144,19 +143,21 @@ def _matching(pattern: str, convert: Callable[[str], T]) -> Callable[[str], T | 
     return lambda text: convert(text) if compiled.fullmatch(text) else None
 
 
-def _quantity(text: str, units: Mapping[str, float]) -> float | None:
-    match = _QUANTITY.fullmatch(text)
-    return float(match[1]) * units[match[2]] if match and match[2] in units else None
+def _quantity(units: Mapping[str, float]) -> Callable[[str], float | None]:
+    """Return a parser for a decimal number with a unit."""
+
+    def parse(text: str) -> float | None:
+        match = _QUANTITY.fullmatch(text)
+        if not match or match[2] not in units:
+            return None
+        return round(float(match[1]) * units[match[2]], 15)  # 7 % is 0.07, which 7 * 0.01 is not
+
+    return parse
 
 
 def _size(text: str) -> int | None:
-    quantity = _quantity(text, BYTES)
+    quantity = _quantity(BYTES)(text)
     return None if quantity is None else round(quantity)
-
-
-def _share(text: str) -> float | None:
-    match = _SHARE.fullmatch(text)
-    return float(match[1]) / (100 if match[2] else 1) if match else None
 
 
 def _text(text: str) -> str | None:
@@ -285,13 +286,11 @@ def _source(text: str) -> SourceChoice | None:
     return SourceChoice("capture", Path(file)) if name == "capture" and file and file.isprintable() else None
 
 
-DURATION = ValueType(
-    "duration", "250ms, 1s, 2m or 1h (a bare number is seconds)", lambda text: _quantity(text, SECONDS)
-)
+DURATION = ValueType("duration", "250ms, 1s, 2m or 1h (a bare number is seconds)", _quantity(SECONDS))
 SIZE = ValueType("size", "512MiB, 1GiB or 100MB (a bare number is bytes)", _size)
 WHOLE = ValueType("integer", "up to 18 digits, such as 256", _matching(_WHOLE.pattern, int))
-NUMBER = ValueType("number", "digits, such as 8 or 0.5", _matching(_DECIMAL, float))
-SHARE = ValueType("ratio", "5% or 0.05", _share)
+NUMBER = ValueType("number", "digits, such as 8 or 0.5", _quantity(ONES))
+SHARE = ValueType("ratio", "5% or 0.05", _quantity(HUNDREDTHS))
 MODE = ValueType(
     "file mode",
     'octal digits with a leading 0, such as "0660"',
@@ -314,7 +313,7 @@ LABEL = ValueType("label", "NAME=VALUE, such as cluster=a", _label)
 SERVER_URL = ValueType("base URL", "http://HOST:PORT or https://HOST/PREFIX", _server_url)
 PAGES_URL = ValueType("URL", "http://… or https://…", _pages_url)
 SECRET = ValueType("secret", "file:/PATH or env:NAME, where the secret is kept", _kept_secret, hidden=True)
-SECRET_URL = ValueType("URL", "https://…, or file:/PATH or env:NAME where it is kept", _secret_url, hidden=True)
+SECRET_URL = ValueType("secret URL", "https://…, or file:/PATH or env:NAME where it is kept", _secret_url, hidden=True)
 SERVICE_URL = ValueType(
     "apprise URL", "SERVICE://…, or file:/PATH or env:NAME where it is kept", _service_url, hidden=True
 )

@@ -137,7 +137,7 @@ notify:
     assert found[2].startswith("bad.yaml:7:3: notify.slack: unknown")
     assert found[3].startswith("bad.yaml:8:3: notify.mail_to: unknown")
     assert found[0].endswith(
-        "notify.webhook: this is not a URL; write https://…, or file:/PATH or env:NAME where it is kept"
+        "notify.webhook: this is not a secret URL; write https://…, or file:/PATH or env:NAME where it is kept"
     )
     file = tmp_path / "bad.yaml"
     file.write_text(text)
