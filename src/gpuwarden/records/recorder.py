@@ -63,6 +63,7 @@ class _PresentRun:
     began_uptime: float
     slept: float
     before: RunRecord | None = None
+    usage_before: RunUsage = NO_USAGE
     events: tuple[RunEvent, ...] = ()
     recorded: Ending | None = None
     logged: frozenset[str] = frozenset()  # outcomes
@@ -104,7 +105,6 @@ class Recorder:
         self._boot_id = procfs.read_boot_id()
         self._present: dict[str, _PresentRun] = {}
         self._absent: dict[str, _AbsentRun] = {}
-        self._usage_before: dict[str, RunUsage] = {}  # of runs of the last poll, by an earlier daemon
         self._absent_due = 0.0  # when absent runs are checked
         self._updated_at = time.monotonic()
         self._listing = asyncio.Lock()  # for one at a time: a list may have tens of MiB
@@ -155,8 +155,8 @@ class Recorder:
 
     def add_earlier(self, run_id: str, usage: RunUsage) -> RunUsage:
         """Return a run's usage with that of earlier daemons."""
-        before = self._usage_before.get(run_id)
-        return usage.after(before) if before else usage
+        present = self._present.get(run_id)
+        return usage.after(present.usage_before) if present and present.usage_before is not NO_USAGE else usage
 
     def update(
         self, poll: JoinedPoll, usage: Mapping[str, RunUsage], events: Mapping[str, Sequence[RunEvent]] = NO_EVENTS
@@ -194,7 +194,7 @@ class Recorder:
 
     def _continue(self, present: _PresentRun, before: RunRecord) -> None:
         present.before = before
-        self._usage_before[before.run_id] = usage_from_record(before)
+        present.usage_before = usage_from_record(before)
 
     def _slept(self) -> float:
         """Return the seconds that the host has slept since boot, in which the monotonic clock stopped."""
@@ -219,7 +219,6 @@ class Recorder:
     def _drop(self, present: _PresentRun, usage: Mapping[str, RunUsage]) -> None:
         """Drop a run that the registry dropped; it may come back if its end was not seen."""
         present.usage = usage.get(present.run.peer.run_id, present.usage)
-        self._usage_before.pop(present.run.peer.run_id, None)
         if not present.run.up:
             if present.recorded != present.run.ending:
                 self._end(present)
