@@ -136,15 +136,16 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         assert value(collector, "gpuwarden_host_memory_size_bytes")
 
 
-def test_closed_collector(collector: GpuWardenCollector) -> None:
+def test_closed_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing shuts the driver down, twice does no harm, and nothing is collected afterwards."""
+    box = FaultySimulation(2)
+    monkeypatch.setattr("gpuwarden.collector.open_source", lambda *_: Source("nvml", box.nvml))
+    collector = GpuWardenCollector()
     assert collector.collect()
-    nvml = collector._daemon.pipeline._source.nvml
-    assert nvml.nvmlDeviceGetCount() == 2
+    assert box.users == 1
     collector.close()
     collector.close()
-    with pytest.raises(Exception, match="Uninitialized"):
-        nvml.nvmlDeviceGetCount()
+    assert box.users == 0
     assert collector.collect() == []
 
 

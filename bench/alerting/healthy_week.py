@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from board import NO_LOAD, Load
+from faulty_simulation import SLOWDOWN, FaultyGpu
 from jobs import FEEDING, FINISHED, HOLDING, INTERRUPTED, Act, Job
 from scenes import BUSY, HOUR, NEARLY_ALL, Scene, at, start, steps
 from scripted_box import WatchedBox
+from scripted_gpus import GIB, SIZE
 
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.constants import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS
-from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
-from gpuwarden.simulation.board import NO_LOAD, THRESHOLDS, Load
-from gpuwarden.simulation.workloads import GIB, SIZE
 
 MINUTE, DAY = 60.0, 86400.0
 GPUS = 8
-HOTTEST = THRESHOLDS["slowdown"] - 8.0  # celsius, on warm days
+HOTTEST = SLOWDOWN - 8.0  # celsius, on warm days
 WARM_DAYS, WARM_HOURS = (2, 3, 4), (11.0, 18.0)
 _ERRORS = "nvmlDeviceGetMemoryErrorCounter"
 _HUNGRY = Load(utilization=0.98, bandwidth=0.55, intensity=0.99, exchange=0.12)  # meets the power limit
@@ -218,8 +218,8 @@ def _small_errors(days: float, rng: Rng) -> Iterator[tuple[float, Callable[[Watc
 
 
 def _corrected(count: int, watched: WatchedBox) -> None:
-    def answer(gpu: SimulatedGpu, kind: int, lifetime: int, location: int) -> int:
-        known: int = compute_answer(gpu, _ERRORS, kind, lifetime, location)
+    def answer(gpu: FaultyGpu, kind: int, lifetime: int, location: int) -> int:
+        known: int = gpu.usual(_ERRORS, kind, lifetime, location)
         counter = (ECC_TYPES["corrected"], ECC_LIFETIMES["volatile"], MEMORY_LOCATIONS["dram"])
         return known + (count if (kind, lifetime, location) == counter else 0)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
+from faulty_simulation import FaultyGpu
 from jobs import Act, Ending, Job
 from pynvml import NVML_ERROR_DRIVER_NOT_LOADED  # noqa: TID251 - a return code; nothing is called
 from scenes import DURATION_SECONDS, HOUR, WELL, Event, Scene, at, incident, steps, training
@@ -13,7 +14,6 @@ from scripted_box import Answer, WatchedBox
 
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS, ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS, RECOVERY_ACTIONS
-from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
 
 OVER = WELL + 600.0  # when something is over again
 ABORTED = Ending(None, 6)
@@ -47,14 +47,14 @@ def _reasons(*names: str) -> tuple[float, Event]:
     return _answer(_REASONS, lambda _slot: sum(CLOCK_EVENT_REASONS[name] for name in names))
 
 
-def _uncorrectable(gpu: SimulatedGpu, kind: int, lifetime: int, location: int) -> int:
-    known: int = compute_answer(gpu, _ERRORS, kind, lifetime, location)
+def _uncorrectable(gpu: FaultyGpu, kind: int, lifetime: int, location: int) -> int:
+    known: int = gpu.usual(_ERRORS, kind, lifetime, location)
     counter = (ECC_TYPES["uncorrected"], MEMORY_LOCATIONS["dram"])
     return known + ((kind, location) == counter and lifetime in ECC_LIFETIMES.values())
 
 
 def _hot(watched: WatchedBox, celsius: float) -> None:
-    watched.box.gpu(0).pin(temperature=celsius)
+    watched.box.boards[0].pinned = celsius
 
 
 def _blocked(watched: WatchedBox, cooling: float) -> None:
@@ -74,7 +74,7 @@ def _link(number: int, value: Callable[[WatchedBox], float], link: int) -> tuple
         def answer(scope: int) -> float | None:
             if scope == link:
                 return value(watched)
-            ((_code, usual),) = compute_answer(gpu, "nvmlDeviceGetFieldValues", [(number, scope)])
+            ((_code, usual),) = gpu.usual("nvmlDeviceGetFieldValues", [(number, scope)])
             return cast("float | None", usual)
 
         watched.box.script_field(0, number, answer)

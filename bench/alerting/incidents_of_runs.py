@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from board import NO_LOAD
 from jobs import FEEDING, Act, Ending, Job, out_of_memory
 from scenes import BUSY, DURATION_SECONDS, HOUR, START, WELL, Scene, incident, start, steps, training
 from scripted_box import QUIET
+from scripted_gpus import CAPACITY, CONTEXT, GIB
 
 from gpuwarden.protocol.messages import End
-from gpuwarden.simulation.board import NO_LOAD
-from gpuwarden.simulation.workloads import CAPACITY, CONTEXT, GIB
 
 LEAK = 2700.0  # seconds from a leak's begin to the last byte
 EPOCH = 300.0

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from board import NO_LOAD, Load
+from scripted_gpus import CONTEXT, MIB
+
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.cgroup_path import NO_OWNER, CgroupOwner
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
 from gpuwarden.protocol.step_histogram import StepHistogram
-from gpuwarden.simulation.board import NO_LOAD, Load
-from gpuwarden.simulation.workloads import CONTEXT, MIB
 
 HOLDING = Load()  # a context, and nothing to do
 FEEDING = Load(utilization=0.04, bandwidth=0.03, intensity=0.3)  # reads data, writes a checkpoint

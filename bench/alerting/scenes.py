@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from board import NO_LOAD, Load
 from history import BEGIN, Clock
 from jobs import FEEDING, FINISHED, Act, Ending, Job
 from scripted_box import ScriptedBox, WatchedBox
+from scripted_gpus import CONTEXT, GIB, SIZE
 
 from gpuwarden.config.schema import Config
 from gpuwarden.protocol.messages import Phase
-from gpuwarden.simulation.board import NO_LOAD, Load
-from gpuwarden.simulation.workloads import CONTEXT, GIB, SIZE
 
 HOUR = 3600.0
 DURATION_SECONDS = 2400.0  # of most scenes

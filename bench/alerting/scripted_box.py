@@ -1,7 +1,7 @@
 """Simulated host with scripted processes, and the daemon that polls it in simulated time.
 
-The GPUs are those of the simulation. What it lacks is scripted at the same place: as answers of NVML functions, and as
-lines of the kernel log. Everything above, up to the metrics, is the daemon's own code.
+Its boards follow their load. What they lack is scripted at the same place: as answers of NVML functions, and as lines
+of the kernel log. Everything above, up to the metrics, is the daemon's own code.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from faulty_simulation import FaultySimulation
+from board import NO_LOAD, Board, Load
+from faulty_simulation import FaultyGpu
 from history import Clock
 from jobs import Job, ScriptedProcess
+from scripted_gpus import GIB, ScriptedSimulation
 
+from gpuwarden.capture.capture_file import Frame
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.metrics_page import TABLES, read_tables
@@ -27,10 +30,6 @@ from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.metrics.model import Metric, Table, TableReadings
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Message
-from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
-from gpuwarden.simulation.board import NO_LOAD, Board, Load
-from gpuwarden.simulation.trainer import WorkloadHost
-from gpuwarden.simulation.workloads import GIB, Workload
 
 USERS = {1000: "ada", 1001: "grace", 1002: "hedy", 1003: "joan", 1004: "karen"}
 _FIRST_PID = 1 << 23  # above the kernel's most: never a real process
@@ -52,6 +51,10 @@ class RoomBoard(Board):
 
     warmer, most = 0.0, float("inf")
 
+    def __init__(self, rng: random.Random, *, slot: int, processes: Callable[[], list[tuple[int, int]]]) -> None:
+        super().__init__(rng, slot=slot)
+        self.processes = processes
+
     def block(self, cooling: float) -> None:
         """Let it lose only that part of its heat."""
         self._resistance /= cooling
@@ -62,45 +65,26 @@ class RoomBoard(Board):
         return min(super().temperature + self.warmer, self.most) if self.warmer else super().temperature
 
 
-class _WorkloadHosts(WorkloadHost):
-    """Processes on one GPU of a host."""
-
-    def __init__(self, box: ScriptedBox, index: int, board: Board) -> None:
-        super().__init__(None, [board], [], random.Random(), iter(()))  # noqa: S311 - a simulation, no secret
-        self._box, self._index, self._board = box, index, board
-
-    def advance(self, seconds: float) -> None:
-        self._board.advance(seconds, _combined_load([process.load for process in self._here()]))
-
-    def processes(self) -> list[tuple[int, int]]:
-        return [(each.peer.pid, memory) for each in self._here() if (memory := each.memory) is not None]
-
-    def identity(self, pid: int) -> ProcessIdentity | None:
-        return next((each.identity for each in self._here() if each.peer.pid == pid), None)
-
-    def reports(self) -> Iterator[tuple[ProcessKey, Message | None]]:
-        return self._box.messages() if self._index == 0 else iter(())
-
-    def _here(self) -> list[ScriptedProcess]:
-        return [each for each in self._box.processes if self._index in each.job.gpus]
-
-
-class ScriptedBox(FaultySimulation):
+class ScriptedBox(ScriptedSimulation):
     """Simulated host. `script` and `script_field` replace a GPU's answers; `log` writes a line into the kernel log."""
 
     def __init__(self, jobs: Iterable[Job], gpus: int, clock: Clock, seed: int = 1) -> None:
         self.processes: list[ScriptedProcess] = []
-        self.boards: list[RoomBoard] = []
         self.statuses: list[tuple[ProcessKey, int]] = []  # of ended processes, from the kernel
         self._coming = sorted(jobs, key=lambda job: job.begin, reverse=True)
         self._pids = iter(range(_FIRST_PID, 2 * _FIRST_PID))
         self._ended: list[ScriptedProcess] = []
-        self._scripts: list[dict[str, Answer]] = [{_GENERATION: _generation} for _ in range(gpus)]
+        rng = random.Random(seed)  # noqa: S311 - a simulation, no secret
+        self.boards = [
+            RoomBoard(random.Random(rng.random()), slot=index, processes=partial(self._held_on, index))  # noqa: S311 - likewise
+            for index in range(gpus)
+        ]
+        self._scripts: list[dict[str, Answer]] = [{_GENERATION: partial(_generation, board)} for board in self.boards]
         self._fields: list[dict[int, Callable[[int], float | None]]] = [{} for _ in range(gpus)]
         self._records: list[KernelRecord] = []
-        self._began, self._advanced = clock.monotonic(), 0.0
+        self._start, self._advanced = clock.monotonic(), 0.0
         self._box_clock = clock
-        super().__init__(gpus, seed, clock.monotonic)
+        super().__init__(self.boards, clock.monotonic)
 
     def script(self, index: int, function: str, answer: Answer) -> None:
         """Replace a GPU's answers to a function of NVML: `answer` gets the GPU, and the other arguments."""
@@ -127,13 +111,13 @@ class ScriptedBox(FaultySimulation):
 
     def _catch_up(self) -> None:
         """Advance all processes and boards to this moment, in one step."""
-        now = self._clock() - self._began
+        now = self._clock() - self._start
         seconds, self._advanced = now - self._advanced, now
         if not seconds:
             return
         while self._coming and self._coming[-1].begin <= now:
             job = self._coming.pop()
-            self.processes.append(ScriptedProcess(job, next(self._pids), [self._gpus[n].uuid for n in job.gpus]))
+            self.processes.append(ScriptedProcess(job, next(self._pids), [self.uuid(n) for n in job.gpus]))
         for each in self.processes:
             each.advance(now)
         for each in [each for each in self.processes if each.gone]:
@@ -141,8 +125,14 @@ class ScriptedBox(FaultySimulation):
             self._ended.append(each)
             if each.job.ending.killed_for_memory:
                 self.log(f"Out of memory: Killed process {each.peer.pid} (python) total-vm:9kB")
-        for host in self._workload_hosts:
-            host.advance(seconds)
+        for index, board in enumerate(self.boards):
+            board.advance(seconds, _combined_load([process.load for process in self._on(index)]))
+
+    def _on(self, index: int) -> list[ScriptedProcess]:
+        return [each for each in self.processes if index in each.job.gpus]
+
+    def _held_on(self, index: int) -> list[tuple[int, int]]:
+        return [(each.peer.pid, memory) for each in self._on(index) if (memory := each.memory) is not None]
 
     def connect_runs(self) -> None:
         """Connect the processes to a new daemon, which knows nothing of those that ended before."""
@@ -160,22 +150,27 @@ class ScriptedBox(FaultySimulation):
         for each in self.processes:
             yield from each.messages()
 
-    def _place(self, _workload: Workload | None, free: int, rng: random.Random) -> None:
-        """Put a GPU into the host, on which scripted processes run."""
-        if not free:
-            return
-        index = len(self._gpus)
-        board = RoomBoard(random.Random(rng.random()), slot=index)  # noqa: S311 - a simulation, no secret
-        self.boards.append(board)
-        self._gpus.append(SimulatedGpu(index, board, _WorkloadHosts(self, index, board)))
-
-    def _answer_device(self, name: str, index: int, *args: Any) -> Any:
-        """Answer without the simulation's lock: there is one thread, and there are millions of calls."""
-        gpu = self.gpu(index)
-        gpu.check(name)
+    def reports(self) -> list[tuple[ProcessKey, Message | None]]:
+        """Return the messages since the last call."""
         self._catch_up()
-        scripted = self._scripts[index].get(name)
-        return scripted(gpu, *args) if scripted else compute_answer(gpu, name, *args)
+        return list(self.messages())
+
+    def identify(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
+        """Return the identities of the processes among these."""
+        wanted = set(pids)
+        return {each.peer.pid: each.identity for each in self.processes if each.peer.pid in wanted}
+
+    def _frame(self) -> Frame:
+        self._catch_up()
+        return super()._frame()
+
+    def _answer(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        scripted = self._scripts[args[0]].get(name) if args and isinstance(args[0], int) else None
+        if scripted is None:
+            return super()._answer(name, function, *args)
+        gpu = self.gpu(args[0])
+        gpu.check(name)
+        return scripted(gpu, *args[1:])
 
 
 class WatchedBox:
@@ -267,15 +262,15 @@ def _rows(names: frozenset[str]) -> Mapping[type[Table[Any]], Sequence[Metric[An
     return {table: [row for row in table.rows if any(name.startswith(row.name) for name in names)] for table in TABLES}
 
 
-def _generation(gpu: SimulatedGpu) -> int:
+def _generation(board: Board, _gpu: FaultyGpu) -> int:
     """Return the PCIe generation of a link that saves power while idle."""
-    return 5 if gpu.board.load.utilization else 1
+    return 5 if board.load.utilization else 1
 
 
 def _scripted_fields(
-    own: Mapping[int, Callable[[int], float | None]], gpu: SimulatedGpu, fields: Sequence[tuple[int, int]]
+    own: Mapping[int, Callable[[int], float | None]], gpu: FaultyGpu, fields: Sequence[tuple[int, int]]
 ) -> list[tuple[int, float | None]]:
-    usual = compute_answer(gpu, _FIELDS, fields)
+    usual = gpu.usual(_FIELDS, fields)
     found = []
     for (number, scope), answer in zip(fields, usual, strict=True):
         scripted = own[number](scope) if number in own else None

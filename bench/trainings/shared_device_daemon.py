@@ -13,13 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from gpuwarden.capture.simulation import Simulation
 from gpuwarden.config.schema import Config
 from gpuwarden.config.value_types import Address
 from gpuwarden.daemon import log_setup
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import Source
 from gpuwarden.nvml.constants import NO_INSTANCE
-from gpuwarden.simulation.simulated_nvml import Simulation
 from shared_device import MIB, SharedDevice
 
 GPU = 7  # of the simulated box: the one on which nothing runs

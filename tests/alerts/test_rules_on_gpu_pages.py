@@ -15,7 +15,6 @@ from gpuwarden.health.conditions import ALERTS
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.constants import CLOCK_EVENT_REASONS, FABRIC_STATES, RECOVERY_ACTIONS
 from gpuwarden.nvml.identity import UNIDENTIFIED
-from gpuwarden.simulation.answers import compute_answer
 
 pytestmark = pytest.mark.system
 
@@ -58,7 +57,7 @@ LONG_FIRING = {"GpuUncorrectedMemoryErrors"}  # keeps firing for an hour
 
 def answer_with(gpu: FaultyGpu, function: str, **values: int) -> SimpleNamespace:
     """Return a GPU's struct with some values replaced."""
-    return SimpleNamespace(**{**vars(compute_answer(gpu, function)), **values})
+    return SimpleNamespace(**{**vars(gpu.usual(function)), **values})
 
 
 def break_gpu(index: int, gpu: FaultyGpu, seconds: float) -> None:

@@ -90,7 +90,6 @@ def test_defaults() -> None:
         ("pressure.memory_critical", "0.01", 0.01),
         ("pressure.hold", "5s", 5.0),
         ("simulation.gpus", "2", 2),
-        ("simulation.seed", "7", 7),
     ],
 )
 def test_each_option(key: str, text: str, expected: object) -> None:

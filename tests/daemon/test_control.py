@@ -210,9 +210,9 @@ def test_driver_that_cannot_be_released_is_reported(box: FaultySimulation, monke
         snapshot = await warden.poll()
         while snapshot.fault or not all(gpu.up for gpu in snapshot.gpus):
             snapshot = await warden.poll()
-        assert box._users == 1
+        assert box.users == 1
         await warden.pause(60)
-        assert box._users == 0  # this pause's shutdown, not the late end of the other
+        assert box.users == 0  # this pause's shutdown, not the late end of the other
 
     asyncio.run(scenario())
 
@@ -228,9 +228,9 @@ def test_every_initialization_is_shut_down(box: FaultySimulation) -> None:
             await warden.poll()
             box.driver.restore()
         assert (await warden.poll()).fault is None
-        assert box._users == 1  # a shutdown has no effect while an earlier initialization counts
+        assert box.users == 1  # a shutdown has no effect while an earlier initialization counts
         await warden.pause(60)
-        assert box._users == 0
+        assert box.users == 0
 
     asyncio.run(scenario())
 

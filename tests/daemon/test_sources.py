@@ -31,7 +31,7 @@ from gpuwarden.nvml.return_codes import nvml_error
 from gpuwarden.nvml.troubleshooting import hidden_gpus
 from mock_nvml import MockNvml
 
-SIMULATION = schema.SimulationConfig(gpus=3, seed=5)
+SIMULATION = schema.SimulationConfig(gpus=3)
 OPEN = """
 import logging, sys
 from gpuwarden.config.schema import SimulationConfig

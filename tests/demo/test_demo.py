@@ -17,10 +17,10 @@ from services import Daemon, Process, ending, fetch, until
 from gpuwarden.config.value_types import Address
 from gpuwarden.demo import story
 from gpuwarden.demo.demonstration import IDLE_GPU, STAND_IN_MIB
-from gpuwarden.simulation.answers import simulated_uuid
 from gpuwarden.web.api.api_paths import RUNS
 from system_parts import needs_framework
 
+IDLE_UUID = "GPU-51300000-0000-4000-8000-000000000007"
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_training_survives_on_its_stand_in(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "daemon", "--source", "simulated", "--config", str(config))
     with ending(daemon):
         reader, seen = story.Story(Address("127.0.0.1", daemon.port), None), list[str]()
-        command = [sys.executable, "-m", "gpuwarden.demo.training", "retry", story.RUN_NAME, simulated_uuid(IDLE_GPU)]
+        command = [sys.executable, "-m", "gpuwarden.demo.training", "retry", story.RUN_NAME, IDLE_UUID]
         trainer = Process(command, tmp_path / "trainer.log", {"GPUWARDEN_SOCKET": str(daemon.socket)})
         used: list[float] = []
 

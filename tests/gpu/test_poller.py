@@ -341,9 +341,9 @@ def test_count_that_changes_takes_no_more_threads(box: FaultySimulation) -> None
         await poller.poll()
         threads = threading.active_count()
         for _ in range(3):
-            slot = box._gpus.pop()
+            box.list_gpus(3)
             assert (await poller.poll()).enumerated == 3
-            box._gpus.append(slot)
+            box.list_gpus(4)
             assert (await poller.poll()).enumerated == 4
         assert threading.active_count() <= threads + 1
 

@@ -10,11 +10,11 @@ import pynvml
 import pytest
 from services import Daemon, altered, ending, until
 
+from gpuwarden.capture.simulation import Simulation
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.runtime_suspend import IDLE_SECONDS, RELEASED_SECONDS, SuspendMonitor
 from gpuwarden.nvml.interface import Handle
 from gpuwarden.nvml.return_codes import nvml_error
-from gpuwarden.simulation.simulated_nvml import Simulation
 from mock_nvml import MockNvml
 
 FIRST, SECOND = "0000:10:00.0", "0000:11:00.0"  # the mock's addresses

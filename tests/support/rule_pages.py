@@ -102,7 +102,6 @@ def simulated(
     change: Change = lambda state, _now: state,
     *,
     gpus: int = 8,
-    seed: int = 1,
     config: Config | None = None,
 ) -> Scrapes:
     """Poll a simulated box for that long, in simulated time.
@@ -111,7 +110,7 @@ def simulated(
     the daemon has found, for what a simulation cannot do.
     """
     clock = history.Clock()
-    simulation = FaultySimulation(gpus, seed, clock.monotonic)
+    simulation = FaultySimulation(gpus, clock.monotonic)
     source = history.simulated(simulation, clock)
     return polled(source, clock, seconds, lambda now: act(simulation, now), change, config=config)
 

@@ -22,8 +22,9 @@ from typing import Any, cast
 
 import pytest
 import scenario_clock
-from faulty_simulation import FaultyGpu, FaultySimulation
+from faulty_simulation import FaultyGpu
 from scenario_clock import SETTLE_SECONDS, UPTIME, Clock, Selector, Turn
+from scripted_gpus import ScriptedSimulation
 
 import gpuwarden.alerts.delivery.dispatcher as delivery
 import gpuwarden.daemon.pipeline as pipeline_module
@@ -43,7 +44,6 @@ from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.owners.cgroup_path import CgroupOwner
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Advice, Message, Reply
-from gpuwarden.simulation.board import OperatingPoint
 from gpuwarden.web.http_messages import HttpRequest
 
 INTERVAL = 5.0  # seconds between polls
@@ -90,7 +90,7 @@ class Card:
         for reason in self.reasons:
             self.held[reason] += seconds
 
-    # The simulation's answers read the following, as of its own boards and their workload hosts.
+    # The following, and the above, are read as a `scripted_gpus.Board`.
 
     @property
     def utilization(self) -> tuple[int, int]:
@@ -101,11 +101,6 @@ class Card:
     def memory_temperature(self) -> float:
         """Temperature of the device memory in celsius."""
         return self.temperature + 4
-
-    @property
-    def point(self) -> OperatingPoint:
-        """Operating point."""
-        return OperatingPoint(self.power, self.clock, self.reasons)
 
     def processes(self) -> list[tuple[int, int]]:
         """Return pid and bytes of the processes."""
@@ -205,11 +200,7 @@ class Box:
         self._now: list[str] = []  # lines of the poll under way
         self._seen_events: set[str] = set()
         self._folder = folder
-        self._box = FaultySimulation(gpus, clock=clock.monotonic)
-        self._box._workload_hosts = ()
-        for index, card in enumerate(self.cards):
-            gpu = self._box.gpu(index)
-            gpu.board = gpu.workload_host = cast("Any", card)
+        self._box = ScriptedSimulation(self.cards, clock.monotonic)
         self._reports: list[tuple[ProcessKey, Message]] = []
         self._exits: list[tuple[ProcessKey, int | None]] = []
         self._names, self._trees = _Names(), _Trees(clock)

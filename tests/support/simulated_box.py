@@ -41,9 +41,9 @@ class Clock:
 class Box:
     """A simulation with a clock of its own, initialized."""
 
-    def __init__(self, gpus: int = 8, seed: int = 1) -> None:
+    def __init__(self, gpus: int = 8) -> None:
         self.clock = Clock()
-        self.simulation = FaultySimulation(gpus, seed, self.clock)
+        self.simulation = FaultySimulation(gpus, self.clock)
         self.nvml = self.simulation.nvml
         self.nvml.nvmlInit()
 

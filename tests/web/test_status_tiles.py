@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from services import Daemon, ending
 
 from browser import Tab
 from gpuwarden.analysis.memory.leak_detector import Leak
@@ -93,21 +91,6 @@ def test_all_gpus_are_on_one_screen(page: Stage, tab: Tab, gpus: list[Gpu], hot_
     for width in WIDTHS:
         tab.resize(width, 800)
         assert tab.evaluate("document.documentElement.scrollWidth") == width
-
-
-def test_simulated_daemon_of_64_gpus_fits(tmp_path: Path, tab: Tab) -> None:
-    """A real daemon with 64 simulated GPUs and their runs fits too; every tile says who uses its GPU."""
-    config = tmp_path / "config.yaml"
-    config.write_text("source: simulated\nsimulation:\n  gpus: 64\n")
-    daemon = Daemon(tmp_path, "--config", str(config))
-    with ending(daemon):
-        tab.open(f"{daemon.url}/")
-        tab.until("document.querySelectorAll('.tile').length === 64")
-        assert tab.evaluate(FITS)
-        assert tab.evaluate("document.documentElement.scrollWidth") == 1280
-        users = texts(tab, ".tile .who")
-        assert len(users) == 64
-        assert "ada · resnet50-imagenet" in users
 
 
 def test_totals_are_in_one_line(page: Stage, tab: Tab) -> None:

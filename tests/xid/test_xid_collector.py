@@ -14,10 +14,10 @@ import pytest
 from kernel_log_fifo import Fifo
 from services import Daemon, ending, until
 
+from gpuwarden.capture.simulation import Simulation
 from gpuwarden.gpu.snapshot import EventCount, Snapshot
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.nvml.constants import OPERATIONAL_GROUP_SIMULATED, OPERATIONAL_PRIMARY
-from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.xid.kernel_messages import PREFIXES
 from gpuwarden.xid.xid_collector import IDENTIFY_SECONDS, MAX_UNRESOLVED, XidCollector
 from mock_nvml import MockNvml

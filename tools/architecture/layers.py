@@ -26,7 +26,7 @@ DAEMON_LAYERS = (
     ),
     Layer("Machine and driver", ("host", "nvml")),
     Layer("GPUs and analysis", ("gpu", "xid", "owners", "analysis")),
-    Layer("Runs; other sources", ("runs", "simulation", "capture")),
+    Layer("Runs; other sources", ("runs", "capture")),
     Layer("Derived from runs", ("usage", "pressure", "records")),
     Layer("One poll", ("state",)),
     Layer("Health and history", ("health", "history", "incidents", "advice")),

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from unittest import mock
 from backfill import Episode, add, episodes, flags, rules, samples, serving, values
 from divided import divided
 
+from gpuwarden.capture.simulation import USERS
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import Config, ProcessesConfig
 from gpuwarden.daemon.daemon import Daemon
@@ -28,7 +30,6 @@ from gpuwarden.daemon.sources import Source
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.simulation.workloads import USERS
 from gpuwarden.state import State
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
@@ -37,21 +38,26 @@ from faulty_simulation import FaultySimulation
 from made_up import MadeUp, fail, off
 
 BEGIN = 1_763_600_000.0  # Unix time; any will do, a constant one makes the same history every time
+LEAKING_GPU = 1  # of the recording
 STEP = 5.0  # seconds between polls, and between evaluations of the rules
 LIMIT = 3 * 3600.0  # seconds until a run must have come near out of memory
 _UUIDS = "GPU-51300000-"  # of the simulation begin so, on each box
+_PIDS = re.compile(r'(?<=")(\d{1,2})1943')  # and pids, in labels
 _LINES = 2_000_000  # samples that are kept in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Simulated host: `target` has the labels that Prometheus adds; a `faulty` one fails, a `divided` one has MIG."""
+    """Simulated host: `target` has the labels that Prometheus adds; a `faulty` one fails, a `divided` one has MIG.
+
+    `start` is where in the recording its history begins.
+    """
 
     target: str
     gpus: int
-    seed: int
+    start: float
     uuids: str
-    first_pid: int
+    pids: str
     faulty: bool = False
     divided: bool = False
 
@@ -59,11 +65,16 @@ class Box:
 BOXES = (
     # A site's own labels, on one of the two: dashboards must work with and without them.
     Box(
-        'job="gpuwarden",instance="gpu-box-1:9846",cluster="lab",rack="a1"', 8, 1, "GPU-51300000-", 4194305, faulty=True
+        'job="gpuwarden",instance="gpu-box-1:9846",cluster="lab",rack="a1"',
+        8,
+        637.0,
+        "GPU-51300000-",
+        "1943",
+        faulty=True,
     ),
-    Box('job="gpuwarden",instance="gpu-box-2:9846"', 4, 4, "GPU-51300001-", 4194401),
+    Box('job="gpuwarden",instance="gpu-box-2:9846"', 4, 333.0, "GPU-51300001-", "1944"),
     # Of the name of the first, elsewhere: its one GPU is divided, and it is off for a while.
-    Box('job="gpuwarden",instance="gpu-box-1:9846",cluster="west"', 1, 7, "GPU-51300002-", 4194501, divided=True),
+    Box('job="gpuwarden",instance="gpu-box-1:9846",cluster="west"', 1, 517.0, "GPU-51300002-", "1945", divided=True),
 )
 
 
@@ -128,12 +139,14 @@ def evaluate(directory: Path, end: float, step: float = STEP) -> None:
     add(directory, alerts)
 
 
-async def record_box(directory: Path, box: Box, seconds: float, end: float, step: float) -> float:
+async def record_box(
+    directory: Path, box: Box, seconds: float, end: float, step: float, *, leaks: bool = True
+) -> float:
     """Write a host's scrapes; return the seconds after which its history ends."""
     clock = Clock()
-    # Real boxes hardly have them in common.
-    with mock.patch("gpuwarden.simulation.simulated_nvml._FIRST_PID", box.first_pid):
-        simulation = FaultySimulation(box.gpus, box.seed, clock.monotonic)
+    simulation = FaultySimulation(box.gpus, clock.monotonic, start=box.start)
+    if not leaks:
+        simulation.idle(LEAKING_GPU)
     source = simulated(simulation, clock)
     page, made_up = Exposition(), MadeUp(BEGIN)
     lines: list[str] = []
@@ -145,6 +158,7 @@ async def record_box(directory: Path, box: Box, seconds: float, end: float, step
             state = made_up.add(await daemon.poll(), clock.now, seconds, faulty=box.faulty)
             state = divided(state) if box.divided else state
             text = page.render(read_tables(state)).text.decode().replace(_UUIDS, box.uuids)
+            text = _PIDS.sub(rf"\g<1>{box.pids}", text)
             lines += samples(None if box.divided and off(clock.now, seconds) else text, clock.time(), box.target)
             if len(lines) > _LINES:
                 add(directory, lines)

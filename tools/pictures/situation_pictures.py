@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 from backfill import add, samples, serving
 from dashboard_pictures import Picture, build, draw
@@ -18,7 +17,7 @@ from history import BEGIN, BOXES, STEP, Clock, evaluate, record_box
 from made_up import MadeUp
 from page_pictures import Picture as PagePicture
 from page_pictures import shrink, take
-from situations import LOST_SECONDS, SITUATIONS, WITHOUT_LEAKS, SimulatedBox, Situation, with_xid
+from situations import LOST_SECONDS, SITUATIONS, SimulatedBox, Situation, with_xid
 
 from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.metrics.exposition import Exposition
@@ -55,10 +54,7 @@ def take_all() -> None:
         with tempfile.TemporaryDirectory() as folder:
             history = Path(folder)
             end = asyncio.run(_record(history, situation))
-            with mock.patch(
-                "gpuwarden.simulation.simulated_nvml.WORKLOADS", WITHOUT_LEAKS
-            ):  # everything else is healthy
-                asyncio.run(record_box(history, OTHER, end, end, STEP))
+            asyncio.run(record_box(history, OTHER, end, end, STEP, leaks=False))  # everything else is healthy
             evaluate(history, end)
             with serving(history, STEP) as url:
                 for name in ("fleet", "box", "run"):

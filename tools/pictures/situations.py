@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from unittest import mock
 
 from faulty_simulation import FaultySimulation
-from history import Clock, simulated
+from history import LEAKING_GPU, Clock, simulated
 
 from gpuwarden.config.schema import Config, ProcessesConfig
 from gpuwarden.daemon.daemon import Daemon
@@ -16,17 +15,15 @@ from gpuwarden.health.detector import Detector
 from gpuwarden.health.status import box_status
 from gpuwarden.history.series import WINDOW_SECONDS
 from gpuwarden.host.host_reader import Host
-from gpuwarden.simulation.workloads import WORKLOADS
 from gpuwarden.state import State
 
-GPUS, SEED = 8, 1
+GPUS = 8
 LIMIT = 4000.0  # seconds until a situation must have come
 LOST_GPU, HOT_GPU, HOTTEST = 5, 4, 93.0
 LOST_SECONDS = 45.0  # before the end
 NEARLY_OUT = 0.03  # ratio
 LEAKING_SECONDS = 200.0  # to an out-of-memory
 FALLEN_OFF = 79  # XID
-WITHOUT_LEAKS = tuple(each and replace(each, leaks=None) for each in WORKLOADS)
 HOST = Host(memory_size=1008 << 30, memory_available=796 << 30, cpus=128)
 
 
@@ -86,9 +83,9 @@ class SimulatedBox:
     def __init__(self, situation: Situation, clock: Clock) -> None:
         self._situation = situation
         self._clock = clock
-        runs = WORKLOADS if situation.leaks else WITHOUT_LEAKS
-        with mock.patch("gpuwarden.simulation.simulated_nvml.WORKLOADS", runs):
-            self._simulation = FaultySimulation(GPUS, SEED, clock.monotonic)
+        self._simulation = FaultySimulation(GPUS, clock.monotonic)
+        if not situation.leaks:
+            self._simulation.idle(LEAKING_GPU)
         self.daemon = Daemon(Config(processes=ProcessesConfig(series=True)), simulated(self._simulation, clock))
 
     async def polls(self, step: float) -> AsyncIterator[State]:

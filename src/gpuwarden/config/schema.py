@@ -388,11 +388,9 @@ class NotifyConfig:
 class SimulationConfig:
     """Simulated GPUs, with the source `simulated`, or `auto` without a driver."""
 
-    gpus: int = option(bounded(WHOLE, "1", "64"), "8", "Number of simulated GPUs.")
-    seed: int = option(bounded(WHOLE, "0", "4294967295"), "1",
-        "Seed of the random readings.")
+    gpus: int = option(bounded(WHOLE, "1", "8"), "8", "Number of simulated GPUs.")
     stand_in_memory: int | None = option(_OPTIONAL_SIZE, "none",
-        "Memory of the last GPU, which then has no simulated runs: a real training on the CPU can report to it.")
+        "Memory of GPU 7, on which no simulated run is: a real training on the CPU can report to it.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Sources of readings: the driver, a capture or the simulation, behind one interface."""
+"""Sources of readings: the driver, a capture or simulated GPUs, behind one interface."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Literal
 
 from gpuwarden.capture.capture_file import load_capture
 from gpuwarden.capture.replay import CapturedNvml
+from gpuwarden.capture.simulation import USERS, Simulation
 from gpuwarden.config import schema
 from gpuwarden.config.value_types import SourceChoice
 from gpuwarden.formatting import format_fields
@@ -21,8 +22,6 @@ from gpuwarden.nvml.interface import Nvml
 from gpuwarden.owners.processes import ProcessIdentifier, ProcessIdentity
 from gpuwarden.owners.users import look_up_user_name
 from gpuwarden.protocol.messages import Message
-from gpuwarden.simulation.simulated_nvml import Simulation
-from gpuwarden.simulation.workloads import USERS
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ def _capture(file: Path | None) -> Source:
 
 
 def _simulated(settings: schema.SimulationConfig) -> Source:
-    simulation = Simulation(settings.gpus, settings.seed, stand_in_memory=settings.stand_in_memory)
+    simulation = Simulation(settings.gpus, stand_in_memory=settings.stand_in_memory)
     real = ProcessIdentifier()  # trainings that report to simulated GPUs
 
     def identify(pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:

@@ -1,6 +1,6 @@
 """Interface to NVML: the functions that gpuwarden calls, under nvidia-ml-py's names.
 
-The driver (nvml/driver.py), a capture and the simulation implement `Nvml`; the code above does not depend on which one.
+The driver (nvml/driver.py) and replays (capture/) implement `Nvml`; the code above does not depend on which one.
 Every call may block in the driver and runs on a thread of gpu/call_pool.py, never on the event loop.
 """
 

@@ -133,7 +133,7 @@ def test_keys(box: Daemon) -> None:
         seen.press(b"\x1b[B" * 3)
         seen.until(lambda text: "GPUs: " not in text and "/79.6 GiB" in text, "the title is scrolled away")
         seen.press(b"\x1b[6~" * 30)
-        seen.until(lambda text: "EVENTS" in text and "/79.6 GiB" not in text, "the end")
+        seen.until(lambda text: "run bert-finetune started" in text, "the end")
         seen.press(b"\x1b[5~" * 30)
         seen.until(lambda text: " GPUs: " in text, "the start")
         seen.press(b"?")

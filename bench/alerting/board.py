@@ -6,9 +6,10 @@ import math
 import random
 from dataclasses import dataclass
 
+from faulty_simulation import MAX_OPERATING, SLOWDOWN
+
 POWER_LIMIT = 700.0  # watts, as an H100 SXM's
-THRESHOLDS = {"shutdown": 92, "slowdown": 89, "max_operating": 87, "memory_max_operating": 95}  # celsius
-MAX_CLOCK, IDLE_CLOCK, MEMORY_CLOCK, CLOCK_STEP = 1980, 345, 2619, 15  # megahertz
+MAX_CLOCK, IDLE_CLOCK, CLOCK_STEP = 1980, 345, 15  # megahertz
 
 _IDLE_WATTS = 69.0
 _CONTEXT_WATTS = 117.0  # a context alone keeps the clocks up
@@ -18,7 +19,7 @@ _SWING_RATIO = 0.018
 _CLOCK_EXPONENT = 2.2  # power rises faster than the clock, as voltage rises with it
 _MIN_CLOCK_RATIO = 0.3
 _HARDWARE_SLOWDOWN_RATIO = 0.5
-_HOT = THRESHOLDS["max_operating"] - 1e-6  # rounding must not put a board that is held there below it
+_HOT = MAX_OPERATING - 1e-6  # rounding must not put a board that is held there below it
 _THERMAL_SECONDS = 28.0  # time constant of die and heat sink
 _CELSIUS_PER_WATT = 0.056
 _INLET_CELSIUS, _MIDDLE_CELSIUS = 29.0, 6.0  # GPUs in the middle of the chassis get warmer air
@@ -94,6 +95,11 @@ class Board:
         )
 
     @property
+    def reasons(self) -> frozenset[str]:
+        """Reasons that limit the clock."""
+        return self.point.reasons
+
+    @property
     def point(self) -> OperatingPoint:
         """Operating point for the current load and temperature."""
         if not self.load.context:
@@ -101,14 +107,14 @@ class Board:
         kernels = self.load.utilization * self.load.intensity * _KERNEL_WATTS
         allowed, reason = _CAPPED_WATTS, "sw_power_cap"
         # Software slowdown allows the power that keeps the temperature at its limit.
-        sustained = (THRESHOLDS["max_operating"] - self._ambient) / self._resistance
+        sustained = (MAX_OPERATING - self._ambient) / self._resistance
         if self.temperature >= _HOT and sustained < allowed:
             allowed, reason = sustained, "sw_thermal_slowdown"
         clock, reasons = 1.0, set[str]()
         if _CONTEXT_WATTS + kernels > allowed:
             clock = max(_MIN_CLOCK_RATIO, (max(0.0, allowed - _CONTEXT_WATTS) / kernels) ** (1 / _CLOCK_EXPONENT))
             reasons = {reason}
-        if self.temperature >= THRESHOLDS["slowdown"]:
+        if self.temperature >= SLOWDOWN:
             clock = min(clock, _HARDWARE_SLOWDOWN_RATIO)
             reasons |= {"hw_slowdown", "hw_thermal_slowdown"}
         return OperatingPoint(_CONTEXT_WATTS + kernels * clock**_CLOCK_EXPONENT, clock, frozenset(reasons))
@@ -125,7 +131,7 @@ class Board:
             self.held[reason] = self.held.get(reason, 0.0) + seconds
         equilibrium = self._ambient + self._resistance * point.power
         warmed = equilibrium + (self._temperature - equilibrium) * math.exp(-seconds / _THERMAL_SECONDS)
-        self._temperature = min(warmed, THRESHOLDS["max_operating"])
+        self._temperature = min(warmed, MAX_OPERATING)
         return point.clock
 
     @property

@@ -1,1 +1,0 @@
-"""Simulated GPUs and training runs, for machines without a GPU."""
