@@ -64,7 +64,7 @@ docs: ## regenerate references, alert rules, dashboards and the architecture map
 	$(BIN)/gpuwarden reference checks > docs/reference/checks.md
 	$(BIN)/gpuwarden reference api > docs/reference/http-api.md
 	sed -i '/^## Rules/,$$d' docs/understand/oom-diagnosis.md
-	$(BIN)/gpuwarden reference verdicts >> docs/understand/oom-diagnosis.md
+	$(BIN)/gpuwarden reference diagnoses >> docs/understand/oom-diagnosis.md
 	sed -i '/^## Error kinds/,$$d' docs/use/troubleshooting.md
 	$(BIN)/gpuwarden reference errors >> docs/use/troubleshooting.md
 	$(BIN)/gpuwarden reference alerts > docs/reference/alerts.md

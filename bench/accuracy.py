@@ -34,7 +34,7 @@ from labels import CAUSES, TRAININGS, Training  # noqa: E402 - found only now
 from shared_device import MIB, SharedDevice, build  # noqa: E402 - likewise
 
 for _module in (*CAUSES, "healthy"):
-    import_module({"neighbour": "co_tenant"}.get(_module, _module))
+    import_module(_module)
 
 MAX_SECONDS = 300.0  # what lasts 16 s on one machine took 85 on another
 SAMPLE_SECONDS = 0.1
@@ -76,7 +76,7 @@ class Outcome:
     @property
     def diagnosis(self) -> Mapping[str, str]:
         """Diagnosis of the last error."""
-        return (self.errors[-1].get("verdict") if self.errors else None) or {}
+        return (self.errors[-1].get("diagnosis") if self.errors else None) or {}
 
     @property
     def is_right(self) -> bool:
@@ -137,7 +137,7 @@ class DaemonReader:
         listing = json.loads(fetch(connect(self._port), path="/api/v1/runs"))
         for run in (*listing["live"], *listing["past"]):
             answer = json.loads(fetch(connect(self._port), path=f"/api/v1/runs/{run['run_id']}"))
-            self.outcome.errors = answer.get("run", answer).get("errors_told") or []
+            self.outcome.errors = answer.get("run", answer).get("reported_errors") or []
         return bool(self.outcome.diagnosis)
 
 

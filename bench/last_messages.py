@@ -90,7 +90,7 @@ def list_records(daemon: Daemon) -> Mapping[int, dict[str, Any]]:
 def find_missing(training: Training, record: Mapping[str, Any]) -> list[str]:
     """Return which of a run's last messages its record lacks."""
     has = {
-        "error": any(each["kind"] == "device_oom" for each in record.get("errors_told", [])),
+        "error": any(each["kind"] == "device_oom" for each in record.get("reported_errors", [])),
         "report": record.get("phase") == "idle",
         "end": "last message: uncaught" in record.get("evidence", ""),
     }
@@ -108,7 +108,7 @@ def compare(
     missing = [each for training in trainings for each in find_missing(training, records.get(training["pid"], {}))]
     yield "trainings that sent no error", [each for each in trainings if each.get("error") != 1][:2], []
     yield "last messages that a record lacks", missing[:5], []
-    yield "runs without a diagnosis", [pid for pid, record in records.items() if "verdict" not in str(record)][:5], []
+    yield "runs without a diagnosis", [pid for pid, record in records.items() if "diagnosis" not in str(record)][:5], []
     yield "messages that the sockets accepted", ", ".join(f"{n} {name}" for name, n in sorted(sent.items())), None
     yield "messages counted", ", ".join(f"{n:.0f} {name}" for name, n in counted.items()), None
     yield "sum of these", sum(counted.values()), float(sent.total())

@@ -58,13 +58,13 @@ def advice() -> list[Panel]:
             "The last out-of-memory of each run: its cause, the failed allocation and the headroom before it "
             "(docs/understand/oom-diagnosis.md).",
             Query(f"max by ({RUN}, run_name, place) ({placed(last(RunReadings.info))})", "identity", now=True),
-            Query(f"max by ({RUN}, verdict) ({last(RunReadings.oom_verdict_info)})", "why", now=True),
+            Query(f"max by ({RUN}, cause) ({last(RunReadings.oom_diagnosis_info)})", "why", now=True),
             Query(f"{each} ({last(RunReadings.oom_requested_bytes)})", "asked", now=True),
             Query(f"{each} ({last(RunReadings.oom_headroom_bytes)})", "left", now=True),
             Query(f"{each} (1000 * {last(RunReadings.last_error_timestamp_seconds)})", "at", now=True),
             columns={
                 "Run": "run_name",
-                "Cause": "verdict",
+                "Cause": "cause",
                 "Requested": "asked",
                 "Headroom": "left",
                 "Last error": "at",

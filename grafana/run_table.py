@@ -54,7 +54,7 @@ def run_table(number: int, *, height: int) -> Panel:
             "GPU idle": "idle",
             "Energy": "energy",
             "Errors": "errors",
-            "OOM cause": "verdict",
+            "OOM cause": "cause",
             "Run id": "run_id",
             IN_CLUSTER: "place",
         },
@@ -105,7 +105,7 @@ def _queries() -> list[Query]:
     }
     return [
         Query(f"max by ({RUN}, run_name, pid, place) ({placed(last(RunReadings.info))})", "identity", now=True),
-        Query(f"max by ({RUN}, verdict) ({last(RunReadings.oom_verdict_info)})", "why", now=True),
+        Query(f"max by ({RUN}, cause) ({last(RunReadings.oom_diagnosis_info)})", "why", now=True),
         *(Query(f"max by {_EACH} ({query})", name, now=True) for name, query in wanted.items()),
     ]
 

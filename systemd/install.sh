@@ -18,7 +18,7 @@ here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 usage() {
     cat <<EOF
 Usage: install.sh [WHEEL]                  install or upgrade, from this checkout or from a built wheel
-       install.sh --uninstall [--purge]    remove; with --purge configuration, receipts and user as well
+       install.sh --uninstall [--purge]    remove; with --purge configuration, records and user as well
 
 Makes $prefix (a virtual environment), $link, $unit
 and, where there is none yet, the system user $user and $config;

@@ -7,21 +7,21 @@ from training_run import callback, compiled, dense, fit, layers, main, repeated,
 from labels import BATCH, training
 
 
-@training("neighbour", co_tenant=("170:4",), pace="default")
+@training("co_tenant", co_tenant=("170:4",), pace="default")
 def co_tenant_sudden() -> None:
     """Another process allocates 170 MiB before a larger model is built."""
     fit(dense(1024), steady(256, 250, pause=0.012), epochs=2)
     fit(dense(4096, optimizer="adam"), steady(2048, 100))
 
 
-@training("neighbour", co_tenant=("170",), co_tenant_first=True)
+@training("co_tenant", co_tenant=("170",), co_tenant_first=True)
 def co_tenant_preallocating() -> None:
     """Another process leaves little to preallocate."""
     reserve()
     fit(dense(4096, optimizer="adam"), steady(2048, 100))
 
 
-@training("neighbour", co_tenant=tuple(f"12:{2 + n}" for n in range(16)), advises="GPU|process", never=BATCH)
+@training("co_tenant", co_tenant=tuple(f"12:{2 + n}" for n in range(16)), advises="GPU|process", never=BATCH)
 def co_tenant_grows() -> None:
     """Another process grows by 12 MiB a second, and each prediction has more examples."""
     model = dense(3072, optimizer="adam")
@@ -30,7 +30,7 @@ def co_tenant_grows() -> None:
         model.predict(steady(1536 * number, 1).map(lambda x, _: x), verbose=0, callbacks=[callback()])
 
 
-@training("neighbour", co_tenant=("185",), co_tenant_first=True, advises="GPU|process", never=BATCH)
+@training("co_tenant", co_tenant=("185",), co_tenant_first=True, advises="GPU|process", never=BATCH)
 def reviews() -> None:
     """Another process has 185 MiB before, and the training needs 88."""
     stack = [layers.Embedding(60_000, 128), layers.Conv1D(32, 5), layers.GlobalMaxPooling1D(), layers.Dense(1)]

@@ -12,7 +12,7 @@ from inspect import getdoc, signature
 from typing import Any, Literal, get_args
 
 Cause = Literal[
-    "too_big", "batch_too_large", "leak", "fragmentation", "neighbour", "phase_peak", "host_input", "unknown"
+    "too_big", "batch_too_large", "leak", "fragmentation", "co_tenant", "phase_peak", "host_input", "unknown"
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 

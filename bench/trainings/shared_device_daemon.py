@@ -64,9 +64,9 @@ def configured(folder: Path, pace: str, context: int) -> Config:
     if pace == "fast":
         poll = replace(poll, interval=0.2, slow_interval=1.0)
     runs = replace(config.runs, socket=folder / "run.sock", context_overhead=context)
-    receipts = replace(config.receipts, path=folder / "receipts")
+    records = replace(config.records, path=folder / "records")
     return replace(
-        config, poll=poll, runs=runs, receipts=receipts, web=replace(config.web, listen=Address("127.0.0.1", 0))
+        config, poll=poll, runs=runs, records=records, web=replace(config.web, listen=Address("127.0.0.1", 0))
     )
 
 

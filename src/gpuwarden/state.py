@@ -103,7 +103,7 @@ class Counts:
     xids_dropped: Mapping[str, int] = field(default_factory=dict)
     kernel_log_records_lost: int | None = None  # None: the log is not read
     tree_processes_dropped: int = 0
-    receipt_errors: int = 0
+    record_errors: int = 0
     incidents: Mapping[str, int] | None = None  # None: not recorded
     incidents_dropped: int = 0
     advice_dropped: int = 0

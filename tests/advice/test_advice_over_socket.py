@@ -52,7 +52,7 @@ class Run(Process):
     def kinds(self) -> list[tuple[str, str | None, str]]:
         """Return kind, resource and level of all advice but that on co-tenants."""
         return [
-            (each["kind"], each["resource"], each["level"]) for each in self.received() if each["kind"] != "neighbour"
+            (each["kind"], each["resource"], each["level"]) for each in self.received() if each["kind"] != "co_tenant"
         ]
 
 
@@ -330,6 +330,6 @@ def test_co_tenant_growth_is_sent_once(
     set_memory(mock_nvml, 0, 20, {run.pid: 1, 1: 69})
     until(run.kinds, "pressure")
     growth = run.received()[0]
-    assert (growth["kind"], growth["level"], growth["uuid"]) == ("neighbour", "warning", uuids[0])
+    assert (growth["kind"], growth["level"], growth["uuid"]) == ("co_tenant", "warning", uuids[0])
     assert "process 1 of user root took 10.0 GiB" in growth["text"]
-    assert [each["kind"] for each in run.received()].count("neighbour") == 1
+    assert [each["kind"] for each in run.received()].count("co_tenant") == 1

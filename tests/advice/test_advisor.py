@@ -189,13 +189,13 @@ def test_co_tenant_growth() -> None:
     assert (
         host.poll([shared_by(gpu(0), {7: 71, 9: 14, 8: 2})], there) == []
     )  # a twelfth; the run's own growth does not count
-    assert host.poll([shared_by(gpu(0), {7: 71, 9: 16, 8: 6})], there) == [(7, "neighbour", "warning")]
+    assert host.poll([shared_by(gpu(0), {7: 71, 9: 16, 8: 6})], there) == [(7, "co_tenant", "warning")]
     assert "process 9 of user alice, run 9-1 took 6.00 GiB on GPU 0" in host.sent[-1][1].text
     assert "within 2.0s: 50.0 GiB of headroom left" in host.sent[-1][1].text
     for more in range(20):
         assert host.poll([shared_by(gpu(0), {7: 71, 9: 17 + more, 8: 6})], there, seconds=REST_SECONDS / 2) == []
     assert host.poll([shared_by(gpu(0), {7: 71, 9: 36, 8: 6})], there, seconds=2 * REST_SECONDS) == []
-    assert host.poll([shared_by(gpu(0), {7: 71, 9: 46, 8: 6})], there) == [(7, "neighbour", "warning")]
+    assert host.poll([shared_by(gpu(0), {7: 71, 9: 46, 8: 6})], there) == [(7, "co_tenant", "warning")]
 
 
 def test_own_processes_are_no_co_tenants() -> None:
@@ -210,7 +210,7 @@ def test_own_processes_are_no_co_tenants() -> None:
     assert host.poll([shared_by(gpu(0), after)], there) == []
     assert host.advice.gpu_limits["GPU-0"] == pytest.approx(35 * GIB)  # a tenth of the headroom, for new co-tenants
     sent = host.poll([shared_by(gpu(0), {**after, 8: 1, 81: 7, 9: 6})], there, child)
-    assert sent == [(7, "neighbour", "warning"), (8, "neighbour", "warning")]
+    assert sent == [(7, "co_tenant", "warning"), (8, "co_tenant", "warning")]
     assert [advice.text.split()[1] for _, advice in host.sent] == ["81", "73"]
 
 
@@ -227,7 +227,7 @@ def test_co_tenants_do_not_reduce_the_runs_own_limit() -> None:
     cases: dict[HeadroomLimitKind, list[object]] = {
         "allocator": [],
         "cgroup": [],
-        "device": [(7, "neighbour", "warning")],
+        "device": [(7, "co_tenant", "warning")],
     }
     for end, sent in cases.items():
         host, there = Host(), run(7, "GPU-0", left=10)
@@ -251,7 +251,7 @@ def test_growth_counts_from_the_start_of_the_run() -> None:
     host.poll([shared_by(gpu(0), {7: 51, 9: 1})], late)
     assert host.poll([shared_by(gpu(0), {7: 51, 9: 21})], late) == []
     assert host.poll([shared_by(gpu(0), {7: 51, 9: 21})], late) == []
-    assert host.poll([shared_by(gpu(0), {7: 51, 9: 22})], late) == [(7, "neighbour", "warning")]
+    assert host.poll([shared_by(gpu(0), {7: 51, 9: 22})], late) == [(7, "co_tenant", "warning")]
 
 
 def test_small_growth_is_not_sent() -> None:
@@ -260,7 +260,7 @@ def test_small_growth_is_not_sent() -> None:
     host.poll([shared_by(gpu(0), {7: 51, 9: 10})], there)
     assert host.poll([shared_by(gpu(0), {7: 51, 9: 10 + (MIN_GROWTH_BYTES - 1) / GIB})], there) == []
     assert host.poll([shared_by(gpu(0), {7: 51, 9: 10 + MIN_GROWTH_BYTES / GIB})], there) == [
-        (7, "neighbour", "warning")
+        (7, "co_tenant", "warning")
     ]
 
 
@@ -277,7 +277,7 @@ def test_limits_of_the_next_advice(left: float, by_others: float, own: float) ->
     """Limits are what others, or the run itself, may allocate until advice is due."""
     host, there = Host(), run(7, "GPU-0", left=left)
     if left in (1.0, 4.0):
-        host.advisor._states[there.peer.run_id] = DeliveryState(neighbour_at=0.0)
+        host.advisor._states[there.peer.run_id] = DeliveryState(co_tenant_at=0.0)
     host.poll([shared_by(gpu(0), {7: 51})], there)
     assert host.advice.gpu_limits["GPU-0"] == pytest.approx((30 + by_others) * GIB)
     assert host.advice.run_limits["7-1"]["GPU-0"] == pytest.approx((50 + own) * GIB)
@@ -366,7 +366,7 @@ def test_co_tenant_is_an_event() -> None:
     for _ in range(3):
         host.poll([shared_by(gpu(0), {7: 51, 9: 21})], there)
     ((pid, kind, text),) = host.events
-    assert (pid, kind) == (7, "neighbour")
+    assert (pid, kind) == (7, "co_tenant")
     assert host.levels == ["warning"]
     assert text.startswith("process 9 of user alice, run 9-1 took 20.0 GiB on GPU 0 within")
 

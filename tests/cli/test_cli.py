@@ -263,7 +263,7 @@ def test_rules_of_diagnoses_are_in_step() -> None:
     assert (
         (ROOT / "docs/understand/oom-diagnosis.md")
         .read_text()
-        .endswith("\n" + run_command("reference", "verdicts").stdout)
+        .endswith("\n" + run_command("reference", "diagnoses").stdout)
     )
 
 

@@ -89,7 +89,7 @@ def test_story_has_a_line_for_each_event(monkeypatch: pytest.MonkeyPatch) -> Non
     alert = {"state": "firing", "labels": {"alertname": "RunNearOutOfMemory", "run_id": "4-2"}}
     alerts: list[Any] = []
     answers: dict[int, Any] = {8: {"runs": [{"name": "other", "up": True}, run]}, 9: {"data": {"alerts": alerts}}}
-    record = {"marks": [{"kind": "retry"}, {"kind": "phase"}, {"kind": "retry"}]}
+    record = {"events": [{"kind": "retry"}, {"kind": "phase"}, {"kind": "retry"}]}
 
     def fetch(listen: Address, path: str, _timeout: float) -> Any:
         return record if path.startswith(RUNS) else answers[listen.port]
@@ -112,7 +112,7 @@ def test_story_has_a_line_for_each_event(monkeypatch: pytest.MonkeyPatch) -> Non
     run |= {
         "up": False,
         "outcome": "out_of_memory",
-        "verdict": {"name": "leak", "evidence": "It grew.", "next_step": "Fix it."},
+        "diagnosis": {"name": "leak", "evidence": "It grew.", "next_step": "Fix it."},
     }
     said = "\n".join(lines())
     assert all(

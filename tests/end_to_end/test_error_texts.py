@@ -134,7 +134,7 @@ def test_texts_are_off_http_and_shown_to_their_user_and_root(mock_nvml: MockNvml
 
         listed = json.loads(pages[f"{RUNS}/{run_id}"])
         assert listed["outcome"] == "failed"
-        (error,) = listed["errors_told"]
+        (error,) = listed["reported_errors"]
         assert (error["kind"], error["exception"], error["text"]) == ("other", "RuntimeError", WITHHELD)
 
         for path in (RUNS, f"{RUNS}/{run_id}"):
@@ -144,7 +144,7 @@ def test_texts_are_off_http_and_shown_to_their_user_and_root(mock_nvml: MockNvml
             assert run_id in bobs
             assert SECRET not in bobs
         assert SECRET in show(daemon, run_id)  # root's, from the socket that the answer over HTTP names
-        folder = daemon.socket.parent / "state/receipts"
+        folder = daemon.socket.parent / "state/records"
         assert {path.name: oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {
             "runs.db": "0o640",
             "runs.db-wal": "0o640",

@@ -14,7 +14,7 @@ import pytest
 from gpuwarden.advice.advisor import Advisor
 from gpuwarden.analysis.oom.co_tenants import CoTenantTracker
 from gpuwarden.cli.runs.memory_chart import ASCII
-from gpuwarden.cli.runs.memory_report import TerminalFormat, render_memory_story
+from gpuwarden.cli.runs.memory_report import TerminalFormat, render_memory_timeline
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.formatting import sanitize
@@ -148,7 +148,7 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
     liar, config, sent = Liar(Random(seed)), Config(), list[Reply]()  # noqa: S311 - no secret
 
     registry, accounts = RunRegistry(limit=10, expiry=60.0, overhead=GIB), UsageAccountant(10.0)
-    receipts = Recorder(None, 10, max_runs=9)
+    records = Recorder(None, 10, max_runs=9)
     pressure, exposition = PressureWatch(config.pressure), Exposition()
     advisor, tracker, detector = Advisor(config.pressure), CoTenantTracker(), Detector()
     peers = [ProcessKey(pid, 1000, pid, 1e9) for pid in range(1, 4)]
@@ -168,9 +168,9 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
         advice = advisor.update(joined, found, detector.update(state, now))
         advisor.confirm(advice.messages, now)
         sent += [decode_reply(encode(each.advice)) for each in advice.messages]
-        receipts.update(joined, usage, advice.events_with(advice.messages))
+        records.update(joined, usage, advice.events_with(advice.messages))
         assert exposition.render(read_tables(state)).text
-        _read(receipts, peers)
+        _read(records, peers)
     assert sent
 
 
@@ -178,15 +178,15 @@ def _round_trip(message: Message) -> Message:
     return decode(encode(message))
 
 
-def _read(receipts: Recorder, peers: list[ProcessKey]) -> None:
+def _read(records: Recorder, peers: list[ProcessKey]) -> None:
     """Read all run records as `gpuwarden runs` does."""
-    listed: dict[str, Any] = json.loads(asyncio.run(receipts.listing()))
+    listed: dict[str, Any] = json.loads(asyncio.run(records.listing()))
     for plain in (*listed["live"], *listed["past"]):
         record_from_json(plain)
     for peer in peers:
-        plain = asyncio.run(receipts.one(peer.run_id))
+        plain = asyncio.run(records.one(peer.run_id))
         assert plain is not None
-        for _label, text in render_memory_story(record_from_json(json.loads(plain)), TerminalFormat(40, ASCII)):
+        for _label, text in render_memory_timeline(record_from_json(json.loads(plain)), TerminalFormat(40, ASCII)):
             assert sanitize(text).isprintable()
 
 

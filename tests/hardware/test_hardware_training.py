@@ -313,7 +313,7 @@ def test_headroom_is_calibrated(tmp_path: Path, framework: str, script: str) -> 
 
             def failed() -> dict[str, Any]:
                 answer = json.loads(fetch(f"{daemon.url}/api/v1/runs") or '{"live": [], "past": []}')
-                errors = [each for run in answer["live"] + answer["past"] for each in run.get("errors_told", ())]
+                errors = [each for run in answer["live"] + answer["past"] for each in run.get("reported_errors", ())]
                 return errors[0] if errors else {}
 
             error = until(failed, "the out-of-memory", TIME)

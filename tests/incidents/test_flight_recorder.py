@@ -53,7 +53,7 @@ def test_incident_holds_ten_minutes_and_ten_seconds(tmp_path: Path) -> None:
     assert found["gpus"][1]["fault"] == "gpu_is_lost"
     assert [(process["command"], process["owners"]["user"]) for process in found["processes"]] == [("python", "ada")]
     (run,) = found["runs"]
-    assert (run["name"], run["outcome"], run["errors_told"][0]["text"]) == ("resnet", "failed", "a secret")
+    assert (run["name"], run["outcome"], run["reported_errors"][0]["text"]) == ("resnet", "failed", "a secret")
     assert [xid["code"] for xid in found["xids"]] == [79]
     assert len(found["kernel_lines"]) == 1
     assert {event["kind"] for event in found["events"][-3:]} == {"GpuXidCritical", "GpuDown", "run_ended"}

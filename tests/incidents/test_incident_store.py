@@ -223,7 +223,7 @@ def test_private_texts_are_withheld(tmp_path: Path) -> None:
         assert text == WITHHELD_LINE
         run, text = await seen(lambda uid: uid == BOB)
         assert text == WITHHELD_LINE
-        assert {error["text"] for error in run["errors_told"]} == {WITHHELD}
+        assert {error["text"] for error in run["reported_errors"]} == {WITHHELD}
         assert run["steps"] == record["steps"]
 
     asyncio.run(scenario())

@@ -29,7 +29,7 @@ def test_each_text_of_an_error_is_private_or_known_to_be_public() -> None:
         private |= {name for name, key in find_private_keys(part).items() if key.part is None}
     assert texts - private == PUBLIC
     assert "text" in private
-    assert set(find_private_keys(RunRecord)) == {"errors_told", "census"}
+    assert set(find_private_keys(RunRecord)) == {"reported_errors", "census"}
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_only_texts_are_withheld() -> None:
     record = replace(example_record(), uid=ALICE, census=RecordedCensus(1.0, 7, 0.1, 1204, 4096, groups=(tensors,)))
     whole = render_record(record)
     seen, kept = json.loads(withhold_texts(whole, lambda uid: uid == BOB)), json.loads(whole)
-    for error in kept["errors_told"]:
+    for error in kept["reported_errors"]:
         error["text"] = WITHHELD
         del error["frame"]
         del error["allocations"][0]["op"]
     for group in kept["census"]["groups"]:
         del group["holder"], group["place"]
-    assert kept["errors_told"]
+    assert kept["reported_errors"]
     assert seen == kept
     assert withhold_texts(whole, lambda uid: uid == ALICE) == whole
-    bare = render_record(replace(record, errors_told=(), census=None))
+    bare = render_record(replace(record, reported_errors=(), census=None))
     assert withhold_texts(bare, lambda _uid: False) is bare

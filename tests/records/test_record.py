@@ -195,7 +195,7 @@ def test_continued_record() -> None:
     both = join_records(before, replace(since, updated_timestamp_seconds=BEGAN + 9100))
     assert (both.began_timestamp_seconds, both.duration_seconds) == (BEGAN, 9100)
     assert (both.steps, both.user, both.outcome) == (1000, "alice", "failed")
-    assert len(both.errors_told) == 2
+    assert len(both.reported_errors) == 2
 
 
 def test_forecasts_are_not_continued() -> None:

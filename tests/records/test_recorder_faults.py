@@ -114,8 +114,8 @@ def test_disk_is_retried(tmp_path: Path) -> None:
         await polled.recorder.stop({})
         assert [each.pid for each in read_kept(folder)[1]] == [each.peer.pid for each in runs]
 
-    run_scenario(scenario(tmp_path / "a" / "receipts"))
-    run_scenario(scenario(tmp_path / "b" / "receipts", SO_FAR))
+    run_scenario(scenario(tmp_path / "a" / "records"))
+    run_scenario(scenario(tmp_path / "b" / "records", SO_FAR))
 
 
 @pytest.mark.parametrize("opened", [True, False])
@@ -123,7 +123,7 @@ def test_stop_soon_after_a_failure(tmp_path: Path, *, opened: bool) -> None:
     """The disk is retried once at the end, even right after a failure, and has all records."""
 
     async def scenario() -> None:
-        polled = PolledRecorder(tmp_path / "receipts")
+        polled = PolledRecorder(tmp_path / "records")
         if not opened:
             polled.folder.write_text("in its place")
         await polled.recorder.open()
@@ -133,7 +133,7 @@ def test_stop_soon_after_a_failure(tmp_path: Path, *, opened: bool) -> None:
         await polled.until(lambda: polled.recorder.errors == 1, SO_FAR, run(9))
         listed = await polled.listed()
         assert [[each["pid"] for each in listed[name]] for name in ("live", "past")] == [[4711], [9]]
-        assert json.loads(await polled.recorder.one("9-99") or b"")["marks"]
+        assert json.loads(await polled.recorder.one("9-99") or b"")["events"]
         polled.folder.unlink()
         await polled.recorder.stop({})
         ended, unfinished = read_kept(polled.folder)
@@ -185,7 +185,7 @@ def test_errors_are_written_at_once(tmp_path: Path) -> None:
         assert polled.recorder._writer._store is not None
         polled.recorder._writer._store.close()
         (found,) = read_kept(tmp_path)[1]
-        assert len(found.errors_told) == 1
+        assert len(found.reported_errors) == 1
 
     run_scenario(scenario())
 
@@ -211,7 +211,7 @@ def test_pending_rows_are_limited_fairly(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "MAX_WAITING", 5)
 
     async def scenario() -> None:
-        polled = PolledRecorder(tmp_path / "receipts")
+        polled = PolledRecorder(tmp_path / "records")
         polled.folder.write_text("in its place")
         await polled.recorder.open()
         few = [replace(run(pid), peer=ProcessKey(pid, 7, 99)) for pid in (1, 2)]
@@ -356,6 +356,6 @@ def test_run_older_than_the_boot_by_the_clock(tmp_path: Path) -> None:
 
 def test_daemon_that_did_not_start_makes_no_database(tmp_path: Path) -> None:
     """A second daemon that stops before it has opened the database makes none."""
-    polled = PolledRecorder(tmp_path / "receipts")
+    polled = PolledRecorder(tmp_path / "records")
     run_scenario(polled.recorder.stop({}))
     assert not polled.folder.exists()

@@ -67,7 +67,7 @@ def runs(daemon: Daemon) -> dict[str, Any]:
 
 def records_folder(daemon: Daemon) -> Path:
     """Return the daemon's folder of records."""
-    return daemon.socket.parent / "state/receipts"
+    return daemon.socket.parent / "state/records"
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def check_record(record: dict[str, Any]) -> None:
     assert (device["uuid"], device["xids"], record["xids"]) == (uuid(0), {"31": 1}, {"31": 1})
     assert (device["memory_peak_bytes"], device["headroom_at_peak_bytes"]) == (2 * GIB, 2 * GIB)
     assert record["errors"] == {"device_oom": 1}
-    (error,) = record["errors_told"]
+    (error,) = record["reported_errors"]
     assert error["headroom_bytes"] == {uuid(0): 3 * GIB}
     (allocation,) = error["allocations"]
     allocation.pop("op", None)  # withheld over HTTP by a daemon of root
@@ -199,13 +199,19 @@ def check_record(record: dict[str, Any]) -> None:
 def check_timeline(record: dict[str, Any], listed: dict[str, Any]) -> None:
     """Compare the memory timeline with the allocator's values; a listing leaves it out."""
     (device,) = record["devices"]
-    story = device.pop("story")
-    assert (story["lowest_bytes"][0], story["highest_bytes"][-1], story["peak_bytes"][-1]) == (GIB, GIB, 2 * GIB)
-    assert (story["phase"][0], story["epoch"][0], story["others_bytes"][0]) == ("train", 2, 0)
-    polled = [each for each in story["headroom_bytes"] if each is not None]  # no poll may have followed the last report
+    timeline = device.pop("timeline")
+    assert (timeline["lowest_bytes"][0], timeline["highest_bytes"][-1], timeline["peak_bytes"][-1]) == (
+        GIB,
+        GIB,
+        2 * GIB,
+    )
+    assert (timeline["phase"][0], timeline["epoch"][0], timeline["others_bytes"][0]) == ("train", 2, 0)
+    polled = [
+        each for each in timeline["headroom_bytes"] if each is not None
+    ]  # no poll may have followed the last report
     assert polled[-1] == 3 * GIB
-    marks = record.pop("marks")
-    assert [mark["text"] for mark in marks] == [
+    events = record.pop("events")
+    assert [mark["text"] for mark in events] == [
         "training starts",
         "out of device memory: 8.00 GiB requested (batch too large)",
     ]
@@ -250,11 +256,11 @@ def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, h
             assert read_database(records_folder(again)).unfinished == ()
     assert record["began_timestamp_seconds"] == before["began_timestamp_seconds"]
     assert record["energy_joules"] >= so_far["energy_joules"]
-    assert [error["exception"] for error in record["errors_told"]] == ["ValueError", "KeyError"]
-    (story,) = [device["story"] for device in record["devices"] if "story" in device]
-    assert story["began_seconds"][0] == so_far["devices"][0]["story"]["began_seconds"][0] < 1
-    assert story["ended_seconds"][-1] > so_far["devices"][0]["story"]["ended_seconds"][-1]
-    assert [mark["text"] for mark in record["marks"]] == ["training starts"]
+    assert [error["exception"] for error in record["reported_errors"]] == ["ValueError", "KeyError"]
+    (timeline,) = [device["timeline"] for device in record["devices"] if "timeline" in device]
+    assert timeline["began_seconds"][0] == so_far["devices"][0]["timeline"]["began_seconds"][0] < 1
+    assert timeline["ended_seconds"][-1] > so_far["devices"][0]["timeline"]["ended_seconds"][-1]
+    assert [mark["text"] for mark in record["events"]] == ["training starts"]
 
 
 def test_messages_before_the_daemon_stops(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
@@ -347,7 +353,7 @@ def check_unobserved_end(tmp_path: Path, config: Path, mock_nvml: MockNvml, daem
 
 def test_folder_that_cannot_be_used(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
     """The fault is logged once and counted; records stay in memory, and are written once the folder is repaired."""
-    folder = tmp_path / "daemon/state/receipts"
+    folder = tmp_path / "daemon/state/records"
     folder.parent.mkdir(parents=True)
     folder.write_text("a file in its place")
     daemon = start(tmp_path, config, mock_nvml, RETRY_SECONDS=0.2)
@@ -359,11 +365,11 @@ def test_folder_that_cannot_be_used(tmp_path: Path, config: Path, mock_nvml: Moc
             first.end()
         record = wait_record(daemon, first.pid)
         assert daemon.output().count("keeping them in memory") == 1
-        assert daemon.samples().value("gpuwarden_receipt_errors_total") == 1
+        assert daemon.samples().value("gpuwarden_record_errors_total") == 1
         folder.unlink()
         until(lambda: "writing run records again" in daemon.output(), "the log")
         assert wait_record(daemon, first.pid) == record
-        assert daemon.samples().value("gpuwarden_receipt_errors_total") == 1
+        assert daemon.samples().value("gpuwarden_record_errors_total") == 1
 
 
 @pytest.fixture(scope="module")

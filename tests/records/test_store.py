@@ -69,7 +69,7 @@ def test_records_of_a_name(tmp_path: Path) -> None:
 
 def test_record_is_written_and_found(tmp_path: Path) -> None:
     """A record is complete by ID, without its timeline in the listing; the file is for its owner and group."""
-    folder = tmp_path / "deep" / "receipts"
+    folder = tmp_path / "deep" / "records"
     umask = os.umask(0o077)
     try:
         store = open_store(folder)
@@ -83,8 +83,8 @@ def test_record_is_written_and_found(tmp_path: Path) -> None:
     assert store.find("4711-98") is None
     (row,) = store.recent(9)
     listed = json.loads(row.outline)
-    assert "marks" not in listed
-    assert "story" not in listed["devices"][0]
+    assert "events" not in listed
+    assert "timeline" not in listed["devices"][0]
     store.close()
     found = open_store(folder).open(9)
     assert found.unfinished == ()
@@ -177,6 +177,27 @@ def test_boot_of_earlier_records_is_migrated(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     write(store, part(1, last=True))
     assert json.loads(store.find("7-99") or b"")["gpu_seconds"] == 20
+
+
+def test_former_names_are_migrated(tmp_path: Path) -> None:
+    """Keys of records and incidents get their present names; texts of programs stay as they are."""
+    text = '{"errors_told":[{"text":"a \\"verdict\\":1","verdict":{"name":"neighbour"}}],"name":"neighbour"}'
+    whole = zlib.compress(text.encode())
+    former = tmp_path / "receipts"
+    former.mkdir()
+    with closing(sqlite3.connect(former / FILE_NAME)) as connection, connection:
+        for statement in (*sum(MIGRATIONS[:4], ()), "PRAGMA user_version = 4"):
+            connection.execute(statement)
+        checksum = zlib.crc32(whole, zlib.crc32(text.encode()))
+        connection.execute("INSERT INTO runs VALUES ('7-99', 1.0, 7, 2.0, 1, ?, ?, ?, 'boot')", (text, whole, checksum))
+        connection.execute("INSERT INTO incidents VALUES ('1', -1, 1.0, '{}', ?, -1)", (whole,))
+    open_store(tmp_path / "records").close()
+    with closing(sqlite3.connect(tmp_path / "records" / FILE_NAME)) as connection:
+        outline, stored, checksum = connection.execute("SELECT outline, whole, checksum FROM runs").fetchone()
+        (incident,) = connection.execute("SELECT whole FROM incidents").fetchone()
+    renamed = '{"reported_errors":[{"text":"a \\"verdict\\":1","diagnosis":{"name":"co_tenant"}}],"name":"neighbour"}'
+    assert outline == zlib.decompress(stored).decode() == zlib.decompress(incident).decode() == renamed
+    assert checksum == zlib.crc32(stored, zlib.crc32(outline.encode()))
 
 
 def test_subordinate_uids_are_one_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,7 +412,7 @@ def test_database_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     connection.close()
     before = (tmp_path / FILE_NAME).read_bytes()
-    with pytest.raises(OSError, match=r"runs\.db was written by a newer gpuwarden \(version 5\)"):
+    with pytest.raises(OSError, match=r"runs\.db was written by a newer gpuwarden \(version 6\)"):
         open_store(tmp_path)
     assert (tmp_path / FILE_NAME).read_bytes() == before
 
@@ -451,18 +472,18 @@ def test_full_disk_loses_nothing_that_was_written(tmp_path: Path) -> None:
 
 def test_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """The configured folder comes first, then systemd's, then root's; other users have their own, if any."""
-    default = Config().receipts
+    default = Config().records
     for variable in ("STATE_DIRECTORY", "XDG_STATE_HOME", "HOME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert find_database_folder(default) is None
     monkeypatch.setenv("HOME", "/home/alice")
-    assert find_database_folder(default) == Path("/home/alice/.local/state/gpuwarden/receipts")
+    assert find_database_folder(default) == Path("/home/alice/.local/state/gpuwarden/records")
     monkeypatch.setenv("XDG_STATE_HOME", "/data/state")
-    assert find_database_folder(default) == Path("/data/state/gpuwarden/receipts")
+    assert find_database_folder(default) == Path("/data/state/gpuwarden/records")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert find_database_folder(default) == Path("/var/lib/gpuwarden/receipts")
+    assert find_database_folder(default) == Path("/var/lib/gpuwarden/records")
     monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/warden:/var/lib/other")
-    assert find_database_folder(default) == Path("/var/lib/warden/receipts")
-    assert find_database_folder(replace(default, path=Path("/srv/receipts"))) == Path("/srv/receipts")
+    assert find_database_folder(default) == Path("/var/lib/warden/records")
+    assert find_database_folder(replace(default, path=Path("/srv/records"))) == Path("/srv/records")
     assert find_database_folder(replace(default, path=None)) is None

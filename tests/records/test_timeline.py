@@ -85,9 +85,9 @@ def test_devices_share_the_points(devices: int, points: int) -> None:
 def test_record_of_many_devices_stays_small() -> None:
     """Eight devices with all values: under 50 KB as JSON, and a third of that in the database."""
     made = make_record(make_run(8, busy_history(4000)))
-    story = made.devices[0].story
-    assert story is not None
-    assert len(story.peak_bytes) > 40
+    timeline = made.devices[0].timeline
+    assert timeline is not None
+    assert len(timeline.peak_bytes) > 40
     assert len(render_record(made)) < 50_000
     assert len(render_record(remove_timeline(made))) < 8_000
     assert len(row_from_record(made).whole) < 15_000
@@ -97,7 +97,7 @@ def test_timeline_survives_json() -> None:
     """A timeline is read from JSON as it was written; a column without values has no key."""
     made = make_record(make_run(1, busy_history(100)))
     assert record_from_json(json.loads(render_record(made))) == made
-    plain = json_from_record(make_record(make_run(1, busy_history(100, polls=False))))["devices"][0]["story"]
+    plain = json_from_record(make_record(make_run(1, busy_history(100, polls=False))))["devices"][0]["timeline"]
     assert "headroom_bytes" not in plain
     assert {len(column) for column in plain.values()} == {len(plain["peak_bytes"])}
 
@@ -112,15 +112,15 @@ def test_timeline_survives_json() -> None:
         {"phase": "train"},
         {"batch_size": [1] * 513},
         {"ended_seconds": []},
-        {name: [] for name in json_from_record(example_record())["devices"][0]["story"]},
+        {name: [] for name in json_from_record(example_record())["devices"][0]["timeline"]},
     ],
 )
 def test_invalid_timeline_is_rejected(change: dict[str, object]) -> None:
     """Columns of different lengths and wrong types are rejected."""
     plain = json_from_record(example_record())
-    story = {**plain["devices"][0]["story"], **change}
+    timeline = {**plain["devices"][0]["timeline"], **change}
     with pytest.raises(RunRecordError):
-        record_from_json({**plain, "devices": [{**plain["devices"][0], "story": story}]})
+        record_from_json({**plain, "devices": [{**plain["devices"][0], "timeline": timeline}]})
 
 
 def test_timeline_is_continued_after_a_restart() -> None:
@@ -135,16 +135,16 @@ def test_timeline_is_continued_after_a_restart() -> None:
     before = replace(before, began_uptime_seconds=uptime)
     since = replace(since, began_uptime_seconds=uptime + 160, began_timestamp_seconds=BEGAN - 1e6)  # the clock was set
     both = join_records(before, since)
-    story = both.devices[0].story
-    assert story is not None
-    assert len(story.began_seconds) <= MAX_POINTS
-    assert (story.began_seconds[0], story.ended_seconds[-1]) == (0.0, 160 + 49.8)
-    gaps = [b - a for a, b in zip(story.ended_seconds, story.began_seconds[1:], strict=False)]
+    timeline = both.devices[0].timeline
+    assert timeline is not None
+    assert len(timeline.began_seconds) <= MAX_POINTS
+    assert (timeline.began_seconds[0], timeline.ended_seconds[-1]) == (0.0, 160 + 49.8)
+    gaps = [b - a for a, b in zip(timeline.ended_seconds, timeline.began_seconds[1:], strict=False)]
     assert sum(gap > 30 for gap in gaps) <= 1  # points next to the gap are joined across it
-    assert [(mark.at_seconds, mark.text) for mark in both.marks if mark.kind == "pressure"] == [
+    assert [(mark.at_seconds, mark.text) for mark in both.events if mark.kind == "pressure"] == [
         (167.0, "memory: critical")
     ]
-    assert [mark.text for mark in both.marks].count("training starts") == 1
+    assert [mark.text for mark in both.events].count("training starts") == 1
     assert record_from_json(json.loads(render_record(both))) == both
 
 
@@ -154,12 +154,12 @@ def test_timeline_of_a_silent_run() -> None:
     silent = replace(make_run(1, MemoryHistory()), memory_windows={}, began=BEGAN + 160)
     usage = make_usage(make_run(1, MemoryHistory()).memory_windows)
     since = add_timeline(build_record(silent, BEGAN + 300, boot_id="b0", user=None, usage=usage), silent)
-    assert join_records(before, since).devices[0].story == before.devices[0].story
+    assert join_records(before, since).devices[0].timeline == before.devices[0].timeline
 
 
 def test_marks_keep_first_and_newest() -> None:
-    """The first and the newest marks of each kind are kept, in order of time."""
-    events = [RunEvent(float(each), "neighbour", f"{each}") for each in range(100)]
+    """The first and the newest events of each kind are kept, in order of time."""
+    events = [RunEvent(float(each), "co_tenant", f"{each}") for each in range(100)]
     kept = bounded([*events, RunEvent(50.5, "out_of_memory", "x" * 1000)])
     newest = [float(each) for each in range(100 - MAX_EVENTS_PER_KIND + 1, 100)]
     assert [event.at for event in kept] == [0.0, 50.5, *newest]
@@ -196,15 +196,15 @@ def test_reports_add_marks_of_changes() -> None:
 
 
 def test_out_of_memory_is_marked() -> None:
-    """An out-of-memory error is among the marks, with the requested size."""
-    assert [(mark.at_seconds, mark.text) for mark in example_record().marks if mark.kind == "out_of_memory"] == [
+    """An out-of-memory error is among the events, with the requested size."""
+    assert [(mark.at_seconds, mark.text) for mark in example_record().events if mark.kind == "out_of_memory"] == [
         (7000.0, "out of device memory: 4.00 GiB requested (too big)")
     ]
 
 
 def test_marks_have_the_severity_of_their_alerts() -> None:
     """An out-of-memory and a loss that is no number are as severe as their alerts; what is no problem has no level."""
-    levels = {mark.kind: mark.level for mark in example_record().marks}
+    levels = {mark.kind: mark.level for mark in example_record().events}
     assert levels["out_of_memory"] == severity_of("RunOutOfMemory")
     found = ReportEvents()
     loss = NonFiniteLoss(steps=1, first=7, seconds_ago=0.0, validations=1)
@@ -219,8 +219,8 @@ def test_marks_have_the_severity_of_their_alerts() -> None:
 def test_device_without_history_has_no_timeline() -> None:
     """A device without reports of memory has no timeline."""
     made = replace(run(), memory_windows={"GPU-9": ()})
-    assert make_record(made).devices[0].story is None
-    assert isinstance(example_record().devices[0].story, MemoryTimeline)
+    assert make_record(made).devices[0].timeline is None
+    assert isinstance(example_record().devices[0].timeline, MemoryTimeline)
     assert downsample([], MAX_POINTS) == []
     window = MemoryWindow(0.0, 0.0, 0, "train", None, 1, 1, 1)
     assert downsample([window] * 100, MAX_POINTS) != []

@@ -18,7 +18,9 @@ GPUS = {"GPU-0": "3"}
 def make_record(**changes: Any) -> RunRecord:
     """Return the record of a training without errors on one GPU."""
     device = RecordedDevice(uuid="GPU-0", name="H100", memory_peak_bytes=5 * GIB, lowest_headroom_bytes=float(GIB))
-    bare = replace(example_record(), devices=(device,), errors_told=(), batch_size_advice=None, input_wait_ratio=None)
+    bare = replace(
+        example_record(), devices=(device,), reported_errors=(), batch_size_advice=None, input_wait_ratio=None
+    )
     return replace(bare, **{"throttled_seconds": None, "nonfinite_loss": None, "no_gpu": None, **changes})
 
 
@@ -58,8 +60,10 @@ def test_no_gpu_and_nonfinite_loss() -> None:
 
 def test_diagnosis_of_the_last_step() -> None:
     """An out-of-memory after the last step is the whole summary; one that training survived is not in it."""
-    error = replace(example_record().errors_told[0], steps=7, verdict=RecordedDiagnosis("leak", "It grew.", "Find it."))
-    failed = make_record(errors_told=(error,), steps=7)
+    error = replace(
+        example_record().reported_errors[0], steps=7, diagnosis=RecordedDiagnosis("leak", "It grew.", "Find it.")
+    )
+    failed = make_record(reported_errors=(error,), steps=7)
     assert list(summarize_training(failed, GPUS)) == ["out of memory, leak: It grew.", "next step: Find it."]
     (line,) = summarize_training(replace(failed, steps=9), GPUS)
     assert line.startswith("resnet: GPU 3 peak")

@@ -71,7 +71,7 @@ async def main(folder: str) -> None:
     runs = [run(pid) for pid in range(1, 151)]
     pause = RETRY_SECONDS + 1
     mount(folder, "size=4m")
-    recorder = Recorder(Path(folder) / "receipts", 1000, max_runs=500)
+    recorder = Recorder(Path(folder) / "records", 1000, max_runs=500)
     await recorder.open()
     await step("before", recorder, runs[:10], 2)
     fill(folder)
@@ -85,7 +85,7 @@ async def main(folder: str) -> None:
         ("read-only", forbid, allow),
     ):  # no disk can be made so while in use
         fail(folder)
-        recorder = Recorder(Path(folder) / "receipts", 1000, max_runs=500)
+        recorder = Recorder(Path(folder) / "records", 1000, max_runs=500)
         await recorder.open()
         await step(f"{name} at the start", recorder, runs[:1], 2)
         mend(folder)

@@ -145,7 +145,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         host_leak=Leak(1e5, GIB, TimeLeft(9000.0, 8000.0, None)),
         events=(
             RunEvent(0.0, "phase", "training starts"),
-            RunEvent(4000.0, "neighbour", "pid 9 took 2.0 GiB", UUID),
+            RunEvent(4000.0, "co_tenant", "pid 9 took 2.0 GiB", UUID),
         ),
     )
 

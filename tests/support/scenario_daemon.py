@@ -218,7 +218,7 @@ class Box:
             **dict.fromkeys(("owners.docker", "owners.podman", "owners.kubernetes_logs"), "none"),
             "owners.slurm_gpustat": "none",
             "runs.socket": SOCKET,
-            "receipts.path": str(folder / "state"),
+            "records.path": str(folder / "state"),
             "web.show_error_text": "true",  # the same as root and as a user
             "notify.webhook": "http://127.0.0.1:9/",
             "notify.resolve_after": "1m",

@@ -407,7 +407,7 @@ async def ranks(stage: Stage) -> None:
     await stage.pin("rank 2 was killed")
 
 
-async def neighbour(stage: Stage) -> None:
+async def co_tenant(stage: Stage) -> None:
     """Let another user's process take memory on the GPU of a run, which then runs out of it."""
     run = stage.train("diffusion", in_use=30 * GIB)
     await stage.passes(60)
@@ -420,10 +420,10 @@ async def neighbour(stage: Stage) -> None:
         memory[other.pid] += GIB
 
     await stage.passes(150, grow)
-    await stage.pin("the neighbour grows")
+    await stage.pin("the co_tenant grows")
     memory[other.pid] = CAPACITY - memory[run.peer.pid] - GIB
     await stage.passes(60)
-    await stage.pin("the neighbour has taken most")
+    await stage.pin("the co_tenant has taken most")
     run.fail(4 * GIB)
     stage.remove(run)
     await stage.passes(30)
@@ -515,7 +515,7 @@ SCENARIOS = {
     "healthy": Scenario(healthy, 2),
     "leak": Scenario(leak),
     "out_of_memory": Scenario(out_of_memory),
-    "neighbour": Scenario(neighbour),
+    "co_tenant": Scenario(co_tenant),
     "host_memory": Scenario(host_memory),
     "lost_gpu": Scenario(lost_gpu, 2),
     "throttling": Scenario(throttling),

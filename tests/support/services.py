@@ -120,7 +120,7 @@ class Daemon(Process):
         command = [sys.executable, *program, "serve", "--listen", listen, *arguments]
         folder.mkdir(exist_ok=True)
         self.socket = folder / "run.sock"
-        # As systemd sets it: the receipts of one test's runs are none of another's past.
+        # As systemd sets it: the records of one test's runs are none of another's past.
         state = {"STATE_DIRECTORY": str(folder / "state")}
         super().__init__([*command, "--socket", str(self.socket)], folder / "daemon.log", {**state, **(env or {})})
         self.url = until(self._find_url, "the daemon says where it listens")

@@ -37,7 +37,7 @@ def store_incidents(folder: Path, incidents: Iterable[dict[str, Any]]) -> None:
     """Write incidents into the run database of a `Daemon` with this folder, before it starts."""
 
     async def write() -> None:
-        writer = RecordWriter(folder / "state/receipts", 100)
+        writer = RecordWriter(folder / "state/records", 100)
         await writer.open()
         await writer.wait(SECONDS)
         for incident in incidents:

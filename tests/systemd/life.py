@@ -42,7 +42,7 @@ SHARED = Path(os.environ["SHARED"])
 INSTALL = SHARED / "checkout/systemd/install.sh"
 PREFIX = Path("/opt/gpuwarden")
 LINK = Path("/usr/local/bin/gpuwarden")
-RECEIPTS = STATE / "receipts"
+RECORDS = STATE / "records"
 UNIT = Path("/etc/systemd/system/gpuwarden.service")
 NOBODY = 65534
 # This system has no network: pip finds its packages here.
@@ -193,8 +193,8 @@ def test_every_user_may_report() -> None:
     assert (info["run_name"], info["uid"], info["pid"]) == ("train", str(NOBODY), str(run.pid))
     assert run.returncode == 0
     until(lambda: list(samples("gpuwarden_run_up").values()) == [0.0], "the metrics show the run's end")
-    assert stat.S_IMODE(RECEIPTS.stat().st_mode) == 0o750
-    refused = command("cat", RECEIPTS / "runs.db", check=False, user="nobody")
+    assert stat.S_IMODE(RECORDS.stat().st_mode) == 0o750
+    refused = command("cat", RECORDS / "runs.db", check=False, user="nobody")
     assert refused.returncode == 1
     details = command(PREFIX / "bin/gpuwarden", "runs", "show", info["run_id"], user="nobody").stdout
     assert re.search(rf"^user +nobody \(uid {NOBODY}\)$", details, re.MULTILINE)
@@ -492,7 +492,7 @@ def test_removal_keeps_the_configuration() -> None:
     assert not Path("/run/gpuwarden").exists()
     assert fetch(f"{URL}/-/healthy") == ""
     assert CONFIG.exists()
-    assert list(RECEIPTS.iterdir())
+    assert list(RECORDS.iterdir())
 
 
 def test_a_purge_removes_everything() -> None:

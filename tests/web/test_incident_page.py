@@ -32,7 +32,7 @@ def titles(tab: Tab) -> Any:
 def test_page_has_finding_timeline_and_charts(page: Stage, tab: Tab) -> None:
     """Each part of the incident is on the page, with charts of the GPU that the finding names and of the run."""
     show(page, tab, staged_incident("too_hot"))
-    assert "GPU 2 fell off the bus (XID 79)" in tab.text(".verdict")
+    assert "GPU 2 fell off the bus (XID 79)" in tab.text(".banner")
     assert tab.text(".cause") == "08:01:000s\tFirst cause: GPU 2 was throttled (hardware thermal slowdown)."
     moments = tab.evaluate("[...document.querySelectorAll('.moments .offset')].map(e => e.textContent)")
     assert moments == ["-1m00s", "0s", "0s", "+25s", "+30s", "+30s"]
@@ -85,15 +85,15 @@ def test_names_of_programs_are_code(page: Stage, tab: Tab) -> None:
     """Text between backticks is code, without backticks."""
     incident = staged_incident("too_hot")
     show(page, tab, incident | {"finding": incident["finding"] | {"text": "Losses were kept (use `float(loss)`)."}})
-    assert tab.text(".verdict h2 code") == "float(loss)"
-    assert "`" not in tab.text(".verdict")
+    assert tab.text(".banner h2 code") == "float(loss)"
+    assert "`" not in tab.text(".banner")
 
 
 @pytest.mark.parametrize("severity", INK)
 def test_color_is_that_of_the_severity(page: Stage, tab: Tab, severity: str) -> None:
     """Only a critical incident is red."""
     show(page, tab, staged_incident("caught_out_of_memory", severity=severity))
-    assert tab.evaluate("getComputedStyle(document.querySelector('.verdict')).borderLeftColor") == INK[severity]
+    assert tab.evaluate("getComputedStyle(document.querySelector('.banner')).borderLeftColor") == INK[severity]
     assert staged_incident("caught_out_of_memory")["severity"] == "warning"
 
 
@@ -120,7 +120,7 @@ def test_texts_of_processes_are_only_text(page: Stage, tab: Tab) -> None:
     evil["finding"]["text"] = evil["finding"]["root"]["text"] = evil["runs"][0]["name"] = EVIL
     evil["processes"][0]["command"] = evil["gpus"][0]["name"] = EVIL
     show(page, tab, evil)
-    assert EVIL in tab.text(".verdict h2")
+    assert EVIL in tab.text(".banner h2")
     assert tab.evaluate("document.querySelectorAll('img, iframe, body script').length") == 0
     assert tab.evaluate("document.title").startswith("Incident ")
 
@@ -140,8 +140,8 @@ def test_recording_that_goes_on_is_loaded_again(page: Stage, tab: Tab) -> None:
 def test_unknown_incident(page: Stage, tab: Tab) -> None:
     """The page says so, and how to list the others."""
     tab.open(f"{page.url}incident/9")
-    tab.until("document.querySelector('.verdict')")
-    assert "Unknown incident" in tab.text(".verdict")
+    tab.until("document.querySelector('.banner')")
+    assert "Unknown incident" in tab.text(".banner")
     assert "gpuwarden incidents" in tab.text("main")
 
 

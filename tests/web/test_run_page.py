@@ -126,8 +126,8 @@ def test_diagnosis_is_the_first_sentence(page: Stage, tab: Tab) -> None:
         DIAGNOSIS.evidence,
         f"Next step: {DIAGNOSIS.next_step.replace('`', '')}",
     ]
-    assert tab.text(".verdict .step code") == "float(loss)"
-    assert tab.text(".verdict pre") == DIAGNOSIS.code
+    assert tab.text(".banner .step code") == "float(loss)"
+    assert tab.text(".banner pre") == DIAGNOSIS.code
     assert text.count(DIAGNOSIS.evidence) == 1
     assert tab.text("header .state") == "▲ out of memory"
     assert tab.evaluate("document.title") == "out of memory · resnet · " + tab.text(".way bdi") + " · gpuwarden"
@@ -143,7 +143,7 @@ def test_copy_by_keyboard(page: Stage, tab: Tab) -> None:
     show(page, tab, record_of(out_of_memory()))
     tab.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     tab.call("Page.bringToFront")
-    tab.evaluate("document.querySelector('.verdict .copy').focus()")
+    tab.evaluate("document.querySelector('.banner .copy').focus()")
     tab.press("Enter", 13)
     tab.until("document.querySelector('#copied').textContent")
     assert tab.text("#copied") == "Copied"
@@ -172,7 +172,7 @@ def test_failed_run_has_its_error_and_next_step(page: Stage, tab: Tab) -> None:
     first, *rest = summary(tab)
     assert first == "▲ Failed: RuntimeError"
     assert rest[0] == "Exit status 1."
-    assert rest[1] == f"Next step: {record['errors_told'][0]['next_step'].replace('`', '')}"
+    assert rest[1] == f"Next step: {record['reported_errors'][0]['next_step'].replace('`', '')}"
 
 
 def test_figures(page: Stage, tab: Tab) -> None:
@@ -238,7 +238,7 @@ def test_own_problem_is_announced_by_name(page: Stage, tab: Tab) -> None:
     show(page, tab, record_of(run), runs=(run,))
     assert summary(tab)[0].startswith("▲ Stalled: no training step for 1m01s")
     assert tab.text("#announcement") == "warning: run unet"
-    links = tab.evaluate("[...document.querySelectorAll('#verdict a')].map(e => e.pathname)")
+    links = tab.evaluate("[...document.querySelectorAll('#banner a')].map(e => e.pathname)")
     assert links == ["/alerts/RunStalled"]
 
 
@@ -285,7 +285,7 @@ def test_color_of_an_end_is_that_of_its_condition(page: Stage, tab: Tab, outcome
     show(page, tab, record_of(out_of_memory()) | {"outcome": outcome, "state": outcome})
     severity = severity_of(END_CONDITIONS[outcome]) if outcome in END_CONDITIONS else None
     expected = severity or {"finished": "ok", "unknown": "unknown"}[outcome]
-    assert tab.evaluate("document.querySelector('#verdict').className") == f"verdict {expected}"
+    assert tab.evaluate("document.querySelector('#banner').className") == f"banner {expected}"
 
 
 def test_incidents_of_the_run_are_linked(page: Stage, tab: Tab) -> None:
@@ -327,7 +327,7 @@ def test_run_on_a_lost_gpu_has_a_next_step(page: Stage, tab: Tab) -> None:
         "✖ GPU 0 is not responding",
         "Next step: The GPU has fallen off the bus: stop the runs on it and restart the machine.",
     ]
-    assert tab.evaluate("document.querySelector('#verdict a').pathname") == "/alerts/GpuDown"
+    assert tab.evaluate("document.querySelector('#banner a').pathname") == "/alerts/GpuDown"
 
 
 def test_unknown_run(page: Stage, tab: Tab) -> None:
@@ -361,7 +361,7 @@ def test_old_values_are_marked(page: Stage, tab: Tab) -> None:
     page.answer = None
     tab.until("document.querySelector('.old #sentence')")
     assert re.fullmatch(r"\? Old data: the daemon cannot answer since \d\d:\d\d:\d\d", summary(tab)[0])
-    assert f"Last known: {sentence}" in tab.text("#verdict")
+    assert f"Last known: {sentence}" in tab.text("#banner")
     page.answer = known
     tab.until("!document.body.classList.contains('old')")
     page.records.clear()
@@ -380,7 +380,7 @@ def test_cursor_by_keyboard_and_mouse(page: Stage, tab: Tab) -> None:
     tab.press("Home", 36)
     first = tab.evaluate(value)
     assert first != last
-    assert f"in use {format_bytes(record['devices'][0]['story']['highest_bytes'][0])}" in first
+    assert f"in use {format_bytes(record['devices'][0]['timeline']['highest_bytes'][0])}" in first
     tab.press("ArrowRight", 39)
     assert tab.evaluate("document.querySelector('.memory-chart').ariaValueNow") == "1"
     assert tab.text(".readout") == tab.evaluate(value)
@@ -398,8 +398,13 @@ def test_untrusted_text_is_text(page: Stage, tab: Tab) -> None:
     record = record_of(out_of_memory())
     record |= {"name": HOSTILE, "user": HOSTILE, "evidence": HOSTILE, "framework": HOSTILE, "job": HOSTILE}
     record["marks"][0]["text"] = HOSTILE
-    record["errors_told"][0] |= {"text": HOSTILE, "frame": HOSTILE, "exception": HOSTILE}
-    record["errors_told"][0]["verdict"] |= {"evidence": HOSTILE, "next_step": HOSTILE, "name": HOSTILE, "code": HOSTILE}
+    record["reported_errors"][0] |= {"text": HOSTILE, "frame": HOSTILE, "exception": HOSTILE}
+    record["reported_errors"][0]["diagnosis"] |= {
+        "evidence": HOSTILE,
+        "next_step": HOSTILE,
+        "name": HOSTILE,
+        "code": HOSTILE,
+    }
     record["census"]["groups"][0] |= {"holder": HOSTILE, "place": HOSTILE}
     show(page, tab, record)
     assert tab.evaluate("document.querySelectorAll('main script, main img').length") == 0

@@ -72,7 +72,7 @@ def poll_state(*gpus: Any, **more: Any) -> State:
 
 def summary(tab: Tab) -> list[str]:
     """Return the lines of the summary."""
-    return list(tab.evaluate("[...document.querySelectorAll('#verdict :is(h2, p, li)')].map(e => e.textContent)"))
+    return list(tab.evaluate("[...document.querySelectorAll('#banner :is(h2, p, li)')].map(e => e.textContent)"))
 
 
 def open_card(tab: Tab, name: str) -> None:
@@ -122,7 +122,7 @@ def test_problems_come_first_with_their_values(page: Stage, tab: Tab) -> None:
         "✖ critical: Almost out of memory: 1.00 GiB left (5 %)",
         "▲ warning: Hot: 87 °C, 2 °C below its throttle point",
     ]
-    assert tab.evaluate("[...document.querySelectorAll('#verdict a')].map(e => e.hash)") == [
+    assert tab.evaluate("[...document.querySelectorAll('#banner a')].map(e => e.hash)") == [
         "#gpu-0",
         "#run-7-1",
         "#gpu-2",
@@ -439,7 +439,7 @@ def test_keyboard_and_names_for_screen_readers(page: Stage, tab: Tab) -> None:
     usable = tab.evaluate("[...document.querySelectorAll('a, summary')].filter(e => e.checkVisibility()).length")
     assert len({*visited}) >= usable * 0.9
     assert "skip" in visited[0]
-    tab.evaluate("document.querySelector('#verdict a').focus()")
+    tab.evaluate("document.querySelector('#banner a').focus()")
     tab.press("Enter", 13)
     tab.until("document.activeElement.id === 'gpu-0' || location.hash === '#gpu-0'")
     assert tab.evaluate("[...document.querySelectorAll('[aria-live], [role=status]')].map(e => e.id)") == [

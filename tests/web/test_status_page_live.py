@@ -61,7 +61,7 @@ def test_page_follows_the_host(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) ->
         assert texts(tab, ".tile.large .troubles") == ["✖ critical: Not responding: GPU is lost"]
         assert tab.evaluate("document.querySelectorAll('#gpu-1 canvas').length") == 3  # the earlier points
         mock_nvml.clear()
-        tab.until("document.querySelector('.verdict.ok')")
+        tab.until("document.querySelector('.banner.ok')")
         asked = [each["request"]["url"] for each in tab.events("Network.requestWillBeSent")]
         assert {url.split("/")[2] for url in asked} == {daemon.url.split("/")[2]}
         paths = [url.removeprefix(daemon.url) for url in asked]
@@ -85,7 +85,7 @@ def test_daemon_restart(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
     daemon = Daemon(tmp_path, env=env, port=port)
     with ending(daemon):
         tab.open(f"{daemon.url}/")
-        tab.until("document.querySelector('.verdict.ok')")
+        tab.until("document.querySelector('.banner.ok')")
     tab.until("document.body.classList.contains('old')")
     first, _, was = summary(tab)[:3]
     assert re.fullmatch(r"\? Old data: the daemon has not answered since \d\d:\d\d:\d\d", first)
@@ -93,7 +93,7 @@ def test_daemon_restart(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
     assert tab.evaluate("document.title").startswith("? unknown")
     assert tab.text("#announcement") == first.removeprefix("? ")
     assert "61 °C" in tab.text("#gpu-0")
-    assert tab.evaluate("getComputedStyle(document.querySelector('section:not(.verdict)')).filter") == "grayscale(1)"
+    assert tab.evaluate("getComputedStyle(document.querySelector('section:not(.banner)')).filter") == "grayscale(1)"
     mock_nvml.set("*", "temp", 72)
     again = Daemon(tmp_path, env=env, port=port)
     with ending(again):
@@ -114,10 +114,10 @@ def test_old_polls_and_no_poll(tab: Tab) -> None:
         tab.until("document.querySelector('.old #gpu-0')")
         assert summary(tab)[0] == "? Old data: the last poll was 10m00s ago"
         page.answer = None
-        tab.until("document.querySelector('#verdict').innerText.includes('has had no poll since')")
-        assert "no poll yet" in tab.text("#verdict")
+        tab.until("document.querySelector('#banner').innerText.includes('has had no poll since')")
+        assert "no poll yet" in tab.text("#banner")
         tab.open(page.url)
-        tab.until("document.querySelector('#verdict h2')")
+        tab.until("document.querySelector('#banner h2')")
         assert re.fullmatch(r"\? The daemon has had no poll since \d\d:\d\d:\d\d", summary(tab)[0])
 
 
@@ -129,7 +129,7 @@ def test_invalid_response_is_recovered_from(tab: Tab) -> None:
         bad: tuple[dict[str, Any], ...] = ({"gpus": None}, {"runs": [{"up": True}]}, {"troubles": [{}]})
         for broken in bad:
             page.answer = good | broken
-            tab.until("document.querySelector('.old #verdict')")
+            tab.until("document.querySelector('.old #banner')")
             assert summary(tab)[0].startswith("? Old data: this page failed at ")
             assert any("All OK" in line for line in summary(tab))
             assert tab.text("#gpu-0 h3").startswith("GPU 0")
@@ -138,7 +138,7 @@ def test_invalid_response_is_recovered_from(tab: Tab) -> None:
             assert summary(tab)[0] == "✔ All OK"
         page.answer = good | {"gpus": None}
         tab.open(page.url)  # nothing is drawn yet
-        tab.until("document.querySelector('.old #verdict')")
+        tab.until("document.querySelector('.old #banner')")
         page.answer = good
         tab.until("document.querySelector('#gpu-0')")
         assert tab.events("Runtime.exceptionThrown") == []

@@ -126,8 +126,8 @@ def test_gpu_without_readings_is_unknown(page: Stage, tab: Tab) -> None:
     assert texts(tab, ".tile .id") == ["GPU 1, OK:", "GPU 0, unknown:"]
     assert texts(tab, ".tile .left") == ["10.0 GiB free", "no readings"]
     assert texts(tab, ".tile .who") == ["no process", ""]
-    assert "No known problem" in tab.text(".verdict")
-    assert "1 GPU without readings" in tab.text(".verdict")
+    assert "No known problem" in tab.text(".banner")
+    assert "1 GPU without readings" in tab.text(".banner")
     shown = page.show(tab, poll_state(replace(gpu(0), readings={})))
     assert "No readings: the driver answers none of the queries" in tab.text("#gpu-0")
     assert "No process" not in shown

@@ -227,7 +227,7 @@ def _place(nodes: list[list[Node]]) -> None:
 
 
 def _pull(node: Node, other: Node) -> int:
-    """Return the weight of a neighbour's place: an arrow that passes rows is rather straight than short."""
+    """Return the weight of a co_tenant's place: an arrow that passes rows is rather straight than short."""
     return 1 + 3 * ((node.part is None) + (other.part is None))
 
 

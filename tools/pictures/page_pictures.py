@@ -137,7 +137,7 @@ def _take(browser: Browser, url: str, picture: Picture, path: Path, now: float) 
     tab.call("Emulation.setTimezoneOverride", timezoneId="UTC")
     tab.call("Page.addScriptToEvaluateOnNewDocument", source=_NOW.format(round(now * 1000)))
     tab.open(f"{url}#{picture.card}")
-    tab.until("document.querySelector('.verdict h2')")
+    tab.until("document.querySelector('.diagnosis h2')")
     height = picture.height or int(tab.evaluate("document.documentElement.scrollHeight"))
     tab.resize(picture.width, height)  # charts are drawn where they are seen
     tab.evaluate("document.activeElement.blur(); scrollTo(0, 0)")

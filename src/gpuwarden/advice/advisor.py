@@ -137,8 +137,8 @@ class Advisor:
             state.serial = message.advice.serial
             state.levels[message.subject] = message.advice.level
             state.sent[message.subject.kind] += 1
-            if message.subject.kind == "neighbour":
-                state.neighbour_at = now
+            if message.subject.kind == "co_tenant":
+                state.co_tenant_at = now
 
     def _gpus_by_uuid(self, snapshot: Snapshot) -> Mapping[str, Gpu]:
         found = {gpu.identity.uuid: gpu for gpu in snapshot.gpus}
@@ -178,7 +178,7 @@ class Advisor:
             state.connection = run.advice_connection
             state.levels.clear()
         for subject, each in _news(state.levels, subjects):
-            memory, is_co_tenant = each.memory, subject.kind == "neighbour"
+            memory, is_co_tenant = each.memory, subject.kind == "co_tenant"
             if is_co_tenant and not _may_report_co_tenants(state, messages, now):
                 continue
             advice = Advice(
@@ -192,7 +192,7 @@ class Advisor:
                 seconds_to_oom=memory.seconds_to_oom if memory else None,
             )
             text = each.text(short_name(each.gpu))
-            event = RunEvent(run.lasted, "neighbour", text, subject.uuid, "warning") if is_co_tenant else None
+            event = RunEvent(run.lasted, "co_tenant", text, subject.uuid, "warning") if is_co_tenant else None
             messages.append(AdviceMessage(run.peer, subject, advice, event))
         return messages
 
@@ -241,7 +241,7 @@ class Advisor:
                 continue  # growth before the run started does not count
             if co_tenant.grown >= self._min_growth(memory, co_tenant.grown):
                 text = partial(co_tenant_text, memory, pid, co_tenant, facts.poll.owners.by_pid.get(pid))
-                yield AdviceSubject("neighbour", uuid, str(pid)), SubjectState("warning", text, gpu, memory)
+                yield AdviceSubject("co_tenant", uuid, str(pid)), SubjectState("warning", text, gpu, memory)
 
     def _largest(self, run: RunSnapshot, uuid: str, gpu: Gpu, co_tenants: CoTenants) -> tuple[int, CoTenant | None]:
         """Return the co-tenant of a run that has grown most; None without one, or if the run's process is not listed.
@@ -264,7 +264,7 @@ class Advisor:
 
     def _min_growth(self, memory: RunPressure, grown: float) -> float:
         """Return the growth in bytes from which a co-tenant that has `grown` so far is reported."""
-        return max(MIN_GROWTH_BYTES, self.limits.neighbour_share * (memory.headroom + grown))
+        return max(MIN_GROWTH_BYTES, self.limits.co_tenant_share * (memory.headroom + grown))
 
     def _co_tenant_slack(
         self, run: RunSnapshot, uuid: str, gpu: Gpu, memory: RunPressure, co_tenants: CoTenants
@@ -305,6 +305,6 @@ def _news(
 
 def _may_report_co_tenants(state: DeliveryState, messages: Iterable[AdviceMessage], now: float) -> bool:
     """Return whether the last message about a co-tenant was long ago; `messages` are about to be sent."""
-    if any(message.subject.kind == "neighbour" for message in messages):
+    if any(message.subject.kind == "co_tenant" for message in messages):
         return False
-    return state.neighbour_at is None or now - state.neighbour_at >= REST_SECONDS
+    return state.co_tenant_at is None or now - state.co_tenant_at >= REST_SECONDS

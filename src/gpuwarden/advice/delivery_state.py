@@ -64,4 +64,4 @@ class DeliveryState:
     levels: dict[AdviceSubject, Level] = field(default_factory=dict)
     recorded: dict[AdviceSubject, Level] = field(default_factory=dict)
     sent: dict[AdviceKind, int] = field(default_factory=lambda: dict.fromkeys(ADVICE_KINDS, 0))
-    neighbour_at: float | None = None  # monotonic time of the last advice on a co-tenant
+    co_tenant_at: float | None = None  # monotonic time of the last advice on a co-tenant

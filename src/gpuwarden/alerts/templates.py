@@ -84,7 +84,7 @@ TEXTS = {
     # A failed GPU lists no processes: name those of the last minutes.
     "late_users": _users("10m"),
     "owner": _owner_of_run(),
-    "owner_lately": _owner_of_run("%{oom_told}"),
+    "owner_lately": _owner_of_run("%{oom_reported}"),
     # For a MIG instance these are the owners of its whole GPU: the driver does not separate the processes.
     "holders": _query_template(
         f"sort_desc(topk(6, {_HELD}))",

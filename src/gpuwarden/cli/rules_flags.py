@@ -24,10 +24,10 @@ LINK = optional(PAGES_URL, "")
 # Titles of the groups of settings in the help, by the first setting of each.
 _GROUPS = {
     "near_oom_ratio": "out of memory and leaks",
-    "oom_told": "runs that ended",
+    "oom_reported": "runs that ended",
     "input_bound_ratio": "slow or idle",
     "near_slowdown": "heat and power",
-    "memory_errors_told": "hardware errors",
+    "memory_errors_reported": "hardware errors",
     "stale": "gpuwarden itself",
 }
 _METAVARS = {"duration": "TIME", "share": "RATIO", "size": "SIZE"}

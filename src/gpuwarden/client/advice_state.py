@@ -20,7 +20,7 @@ MIN_ACTION_INTERVAL_SECONDS = 30.0  # between actions of a kind: episodes are th
 MAX_ACTION_RATIO = 0.1  # of the training's time, spent in actions of a kind
 RECONNECT_SECONDS = 60.0  # a daemon that reconnects within this time continues the episodes
 
-_EVENT_TITLES = {"gpu_lost": "GPU lost", "neighbour": "co-tenant", "xid": "XID"}  # in the log
+_EVENT_TITLES = {"gpu_lost": "GPU lost", "co_tenant": "co-tenant", "xid": "XID"}  # in the log
 
 
 @dataclass(slots=True)

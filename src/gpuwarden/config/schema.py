@@ -262,7 +262,7 @@ class PressureConfig:
     hold: float = option(bounded(DURATION, "0", "1h"), "30s",
         "Time for which a value must stay clearly better before its level drops; raise it if levels flap. A level by "
         "the OOM forecast drops as soon as the growth has ended.")
-    neighbour_share: float = option(bounded(SHARE, "1%", "100%"), "10%",
+    co_tenant_share: float = option(bounded(SHARE, "1%", "100%"), "10%",
         "Share of a run's headroom that a co-tenant (another process) must take before the run is warned.")
 
 
@@ -270,7 +270,7 @@ class PressureConfig:
 class RecordsConfig:
     """Run records: history of finished training runs."""
 
-    path: Path | None = option(_OPTIONAL_PATH, "/var/lib/gpuwarden/receipts",
+    path: Path | None = option(_OPTIONAL_PATH, "/var/lib/gpuwarden/records",
         "Folder of the run database; `none` keeps records in memory only. If it is not set and the daemon does not "
         "run as root, it is in systemd's state directory, or below ~/.local/state.")
     max: int = option(bounded(WHOLE, "1", "100000"), "1000",
@@ -413,7 +413,7 @@ class Config:
     owners: OwnersConfig = OwnersConfig()
     runs: RunsConfig = RunsConfig()
     pressure: PressureConfig = PressureConfig()
-    receipts: RecordsConfig = RecordsConfig()
+    records: RecordsConfig = RecordsConfig()
     incidents: IncidentsConfig = IncidentsConfig()
     control: ControlConfig = ControlConfig()
     check: CheckConfig = CheckConfig()

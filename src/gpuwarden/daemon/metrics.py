@@ -94,9 +94,9 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     tree_processes_dropped_total = Metric[State](
         "gpuwarden_tree_processes_dropped_total", "counter", "", "Processes of runs left out of the run's totals because the run has too many, summed over samples.",
         lambda state: state.counts.tree_processes_dropped)
-    receipt_errors_total = Metric[State](
-        "gpuwarden_receipt_errors_total", "counter", "", "Failures of the run database (one that lasts counts once), plus run records dropped because of them.",
-        lambda state: state.counts.receipt_errors, source="receipts.path", profile="minimal")
+    record_errors_total = Metric[State](
+        "gpuwarden_record_errors_total", "counter", "", "Failures of the run database (one that lasts counts once), plus run records dropped because of them.",
+        lambda state: state.counts.record_errors, source="records.path", profile="minimal")
     incidents_total = Metric[State](
         "gpuwarden_incidents_total", "counter", "", "Incidents that the flight recorder opened, by the kind of what opened them.",
         lambda state: None if state.counts.incidents is None else {(kind,): count for kind, count in state.counts.incidents.items()},

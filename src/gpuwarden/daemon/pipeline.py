@@ -238,7 +238,7 @@ class Pipeline:
             xids_dropped=self.xids.dropped,
             kernel_log_records_lost=log.lost if log and log.readable else None,
             tree_processes_dropped=self.host.dropped,
-            receipt_errors=self.recorder.errors,
+            record_errors=self.recorder.errors,
             advice_dropped=self._advice_dropped,
             tier_reads=dict(poller.tier_times),
             queue_lengths={
@@ -307,5 +307,5 @@ def _registry(config: Config, prior_runs: PriorRuns, source: Source, *, sees_hos
 
 def _recorder(config: Config, source: Source, prior_runs: PriorRuns, users: UserNames) -> Recorder:
     # Reports about GPUs that are not this machine's are shown, but not stored.
-    folder = find_database_folder(config.receipts) if source.is_local else None
-    return Recorder(folder, config.receipts.max, users.name, max_runs=config.runs.max, prior_runs=prior_runs)
+    folder = find_database_folder(config.records) if source.is_local else None
+    return Recorder(folder, config.records.max, users.name, max_runs=config.runs.max, prior_runs=prior_runs)

@@ -50,8 +50,8 @@ class Story:
                     yield f"ALERT {name} is firing{self._alerts_link(self._prometheus)}"
 
     def _closing_lines(self, run_id: str) -> Iterator[str]:
-        marks = self._fetch(self._listen, f"{RUNS}/{run_id}").parts("marks")
-        if retries := sum(mark.text("kind") == "retry" for mark in marks):
+        events = self._fetch(self._listen, f"{RUNS}/{run_id}").parts("events")
+        if retries := sum(mark.text("kind") == "retry" for mark in events):
             yield f"  out of memory {retries} times before, each time retried with half the batch"
         yield f"  {daemon_url(self._listen)}/run/{run_id}"
         yield f"  GPUWARDEN_LISTEN={self._listen} gpuwarden runs show {run_id}"
@@ -93,7 +93,7 @@ class RunStory:
             yield self._start
         for device in run.parts("devices"):
             yield from self._memory_lines(device)
-        outcome, diagnosis = run.text("outcome"), run.part("verdict")
+        outcome, diagnosis = run.text("outcome"), run.part("diagnosis")
         if not outcome or self.outcome or (outcome == "out_of_memory" and not diagnosis):
             return
         self.outcome = outcome

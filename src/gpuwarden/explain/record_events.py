@@ -23,7 +23,7 @@ def list_run_events(record: RunRecord) -> Iterator[ErrorEvent]:
         yield ErrorEvent(0, problem, f"no GPU used: {record.no_gpu}", warning=True)
     if record.nonfinite_loss is not None:
         yield ErrorEvent(0, NAN_LOSS, f"loss {nonfinite_loss_text(record.nonfinite_loss.reported)}")
-    for error in record.errors_told:
+    for error in record.reported_errors:
         text = f"{error.exception}: {error.text}"
         yield ErrorEvent(0, _find_error_problem(error, text), text, frame=error.frame or "")
     for code in record.xids or {}:  # of the run's GPUs, so perhaps of another process: a cause only where it explains
@@ -37,7 +37,7 @@ def list_run_events(record: RunRecord) -> Iterator[ErrorEvent]:
 def _find_error_problem(error: RecordedError, text: str) -> Problem:
     """Return the problem of an error; a diagnosis of the daemon says more than the table's causes."""
     problem = find_problem(text) or PROGRAM_ERROR
-    if error.verdict is None:
+    if error.diagnosis is None:
         return problem
-    causes = (Cause(error.verdict.evidence, problem.causes[0].checks), *problem.causes[1:])
-    return replace(problem, causes=causes, first_step=error.verdict.next_step)
+    causes = (Cause(error.diagnosis.evidence, problem.causes[0].checks), *problem.causes[1:])
+    return replace(problem, causes=causes, first_step=error.diagnosis.next_step)

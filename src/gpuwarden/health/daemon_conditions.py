@@ -138,11 +138,11 @@ DAEMON_CONDITIONS = (
         subject="box",
         severity="warning",
         expr="""
-            increase(gpuwarden_series_dropped_total[%{lost_told}]) > 0
+            increase(gpuwarden_series_dropped_total[%{lost_reported}]) > 0
         """,
         summary="gpuwarden%{on_host} reached its series limit and drops some metrics",
         description="gpuwarden at {{ $labels.instance }} drops series: more {{ $labels.limit }} than configured.",
-        fires="for %{lost_told.words} after the last drop",
+        fires="for %{lost_reported.words} after the last drop",
         meaning="""More owners hold memory of a GPU than `owners.max`, or more processes than `processes.max_series`.
             Those with the least memory are dropped, or summed up as `other`.""",
         diagnosis="`gpuwarden_series_dropped_total` by limit; the status page still lists the processes.",
@@ -159,23 +159,23 @@ DAEMON_CONDITIONS = (
             increase(
               gpuwarden_reports_rejected_total{
                 reason=~"too_many_runs|too_many_new_runs|unknown_version|unknown_type|invalid|internal"
-              }[%{lost_told}]
+              }[%{lost_reported}]
             ) > 0
               or
             label_replace(
-              increase(gpuwarden_connections_refused_total[%{lost_told}]) > 0,
+              increase(gpuwarden_connections_refused_total[%{lost_reported}]) > 0,
               "reason", "too_many_connections", "", ""
             )
               or
             label_replace(
-              increase(gpuwarden_reports_lost_total[%{lost_told}]) > 0,
+              increase(gpuwarden_reports_lost_total[%{lost_reported}]) > 0,
               "reason", "lost", "", ""
             )
         """,
         summary="gpuwarden%{on_host} refuses or loses reports of training runs",
         description="""gpuwarden at {{ $labels.instance }} refused or lost {{ printf "%.0f" $value }} messages or
-            connections of training runs within %{lost_told.words}: {{ reReplaceAll "_" " " $labels.reason }}.""",
-        fires="for %{lost_told.words} after the last one",
+            connections of training runs within %{lost_reported.words}: {{ reReplaceAll "_" " " $labels.reason }}.""",
+        fires="for %{lost_reported.words} after the last one",
         meaning="""A training run reports, and its reports are refused or lost, so no alert covers it: more runs than
             `runs.max` or `runs.max_per_user` (*too_many_runs*) or new ones than `runs.new_per_minute`
             (*too_many_new_runs*), no file descriptors (*too_many_connections*), a client of an incompatible version
@@ -192,19 +192,19 @@ DAEMON_CONDITIONS = (
         subject="box",
         severity="warning",
         expr="""
-            increase(gpuwarden_receipt_errors_total[%{lost_told}]) > 0
+            increase(gpuwarden_record_errors_total[%{lost_reported}]) > 0
         """,
         summary="gpuwarden%{on_host} cannot write run records to disk",
         description="gpuwarden at {{ $labels.instance }} could not write run records to its database, or dropped some.",
-        fires="for %{lost_told.words} after the last error",
+        fires="for %{lost_reported.words} after the last error",
         meaning=(
-            "The disk of the run database (`receipts.path`) is full, read-only or missing. Up to "
+            "The disk of the run database (`records.path`) is full, read-only or missing. Up to "
             f"{MAX_WAITING} records wait in memory and are written when it works again; a restart of the daemon loses "
             "them."
         ),
         diagnosis="The daemon's log, which has the folder and the error; `df` for that folder.",
         action="Free disk space, or give the folder to the daemon's user; no restart is needed.",
-        false_positives="""Run records are not needed there: set `receipts.path: none`
+        false_positives="""Run records are not needed there: set `records.path: none`
             ([configuration](reference/configuration.md)).""",
     ),
     Condition(

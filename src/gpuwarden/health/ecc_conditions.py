@@ -49,7 +49,7 @@ ECC_CONDITIONS = (
             round(
               sum by (cluster, job, instance, uuid, location) (
                 increase(
-                  gpuwarden_gpu_ecc_errors_total{type="uncorrected", lifetime="volatile"}[%{memory_errors_told}]
+                  gpuwarden_gpu_ecc_errors_total{type="uncorrected", lifetime="volatile"}[%{memory_errors_reported}]
                 )
               )
             )
@@ -58,8 +58,8 @@ ECC_CONDITIONS = (
         keep_firing_for=OUTLIVES_RESTART,
         summary="%{the_gpu} has uncorrected memory errors",
         description="""%{gpu} had {{ $value | humanize }} uncorrected memory errors ({{ $labels.location }}) within
-            %{memory_errors_told.words}.%{late_users}""",
-        fires="for %{memory_errors_told.words} after the last error",
+            %{memory_errors_reported.words}.%{late_users}""",
+        fires="for %{memory_errors_reported.words} after the last error",
         meaning="""ECC found new errors in device memory that it could not correct: data of a program is lost, and the
             driver ends it. On Ampere and newer it replaces the memory row at the next reset.""",
         diagnosis="""XID 94 means that one program was affected; 95 or 48, that any could be. `nvidia-smi -q -d

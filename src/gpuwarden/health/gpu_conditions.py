@@ -152,7 +152,7 @@ GPU_CONDITIONS = (
         severity="critical",
         expr="""
             time() - gpuwarden_gpu_xid_severity_last_event_timestamp_seconds{severity="critical"}
-              < %{xid_told.seconds}
+              < %{xid_reported.seconds}
         """,
         keep_firing_for=OUTLIVES_RESTART,
         check=_xids("critical"),
@@ -160,10 +160,10 @@ GPU_CONDITIONS = (
         summary="%{the_gpu} has a fault that needs a reset or restart (XID)",
         description="""%{gpu} reported XID {{ $labels.xid }} {{ $value | humanizeDuration }} ago.%{late_users}
             %{xids.critical.actions}""",
-        fires="for %{xid_told.words} after the last XID",
+        fires="for %{xid_reported.words} after the last XID",
         meaning="""The driver reported a GPU fault that needs a reset or a restart: the *critical* codes in the [XID
-            reference](reference/xids.md). "Resolved" means no further one within %{xid_told.words}, not that the GPU is
-            repaired.""",
+            reference](reference/xids.md). "Resolved" means no further one within %{xid_reported.words}, not that the
+            GPU is repaired.""",
         diagnosis="The status page, and `dmesg | grep -i xid` for the process and details.",
         action="""Stop the runs on that GPU and follow the description. Do not trust results computed since a memory
             fault (48, 95, 140). If it happens again after that, replace the GPU.""",
@@ -177,14 +177,14 @@ GPU_CONDITIONS = (
         severity="warning",
         expr="""
             time() - gpuwarden_gpu_xid_severity_last_event_timestamp_seconds{severity="warning"}
-              < %{xid_told.seconds}
+              < %{xid_reported.seconds}
         """,
         check=_xids("warning"),
         event_seconds=thresholds.XID_SECONDS,
         summary="%{the_gpu} has a fault and is still usable (XID)",
         description="""%{gpu} reported XID {{ $labels.xid }} {{ $value | humanizeDuration }} ago.%{late_users}
             %{xids.warning.actions}""",
-        fires="for %{xid_told.words} after the last XID",
+        fires="for %{xid_reported.words} after the last XID",
         meaning="""The driver reported a fault after which the GPU keeps working: the *warning* codes in the [XID
             reference](reference/xids.md), and unknown codes. Codes that programs cause themselves (13, 31, 43, 45 and
             others) do not fire it, unless 13 or 31 repeats in one part of the GPU.""",

@@ -114,9 +114,9 @@ def _ended_expr(name: str, left_out: str = "") -> str:
           %{{of_run}}
           or on (cluster, job, instance, outcome)
         (
-          increase(gpuwarden_runs_ended_total{{outcome=~"{outcomes}"}}[%{{died_told}}]) > 0
+          increase(gpuwarden_runs_ended_total{{outcome=~"{outcomes}"}}[%{{died_reported}}]) > 0
             unless on (cluster, job, instance, outcome)
-          last_over_time(gpuwarden_run_outcome[%{{died_told}}]) == 1
+          last_over_time(gpuwarden_run_outcome[%{{died_reported}}]) == 1
         )
     """
 
@@ -179,7 +179,7 @@ RUN_CONDITIONS = (
         severity="warning",
         expr=_ended_expr("RunDied", _REPORTED),
         joins=(),
-        keep_firing_for="%{died_told}",
+        keep_firing_for="%{died_reported}",
         check=_ended("RunDied"),
         event_seconds=thresholds.DIED_SECONDS,
         summary="%{the_run} failed",
@@ -201,7 +201,7 @@ RUN_CONDITIONS = (
         severity="info",
         expr=_ended_expr("RunKilled"),
         joins=(),
-        keep_firing_for="%{died_told}",
+        keep_firing_for="%{died_reported}",
         check=_ended("RunKilled"),
         event_seconds=thresholds.DIED_SECONDS,
         summary="%{the_run} was ended by a signal",

@@ -179,17 +179,17 @@ RUN_MEMORY_CONDITIONS = (
         severity="warning",
         expr="""
             time() - gpuwarden_run_last_error_timestamp_seconds{kind=~"device_oom|host_oom"}
-              < %{oom_told.seconds}
+              < %{oom_reported.seconds}
         """,
         check=_out_of_memory,
         event_seconds=thresholds.ERROR_SECONDS,
         summary="%{the_run} ran out of memory",
         description="""Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} ran out of {{ if eq
             $labels.kind "host_oom" }}host{{ else }}GPU{{ end }} memory {{ $value | humanizeDuration }} ago. {{- $of :=
-            printf "gpuwarden_run_oom_verdict_info{cluster=%q,job=%q,instance=%q,run_id=%q}" $labels.cluster $labels.job
-            $labels.instance $labels.run_id }} {{- with query $of }} Cause: {{ . | first | label "verdict" |
+            printf "gpuwarden_run_oom_diagnosis_info{cluster=%q,job=%q,instance=%q,run_id=%q}" $labels.cluster
+            $labels.job $labels.instance $labels.run_id }} {{- with query $of }} Cause: {{ . | first | label "cause" |
             reReplaceAll "_" " " }} (docs/understand/oom-diagnosis.md).{{ end }}%{owner_lately}""",
-        fires="for %{oom_told.words} after the last error, or until `runs.expiry` after the end of the run",
+        fires="for %{oom_reported.words} after the last error, or until `runs.expiry` after the end of the run",
         meaning="""A step raised an out-of-memory error, of the GPU or of the host. The run may have caught it and
             continued, or ended by it: then RunDied does not fire.""",
         diagnosis="`gpuwarden runs show ID` has the [cause, evidence and next step](understand/oom-diagnosis.md).",

@@ -201,8 +201,8 @@ class Incident:
     processes: Annotated[tuple[IncidentProcess, ...], "Processes on the GPUs."] = ()
     runs: Annotated[
         Sequence[Mapping[str, Any]],
-        "[Run records](#run-records), without `marks` and `story`, of the runs concerned, and of others on the host up"
-        " to 32.",
+        "[Run records](#run-records), without `events` and `timeline`, of the runs concerned, and of others on the"
+        " host, up to 32.",
     ] = ()
     events: Annotated[
         tuple[Event, ...],

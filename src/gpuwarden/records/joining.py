@@ -22,8 +22,8 @@ def join_records(before: RunRecord, since: RunRecord) -> RunRecord:
             joined,
             duration_seconds=choose_duration(by_the_clock, later + since.duration_seconds),
             gpu_idle_ratio=compute_idle_ratio(joined.devices),
-            errors_told=(before.errors_told + since.errors_told)[-KEPT_ERRORS:],
-            marks=join_marks(before.marks, since.marks),
+            reported_errors=(before.reported_errors + since.reported_errors)[-KEPT_ERRORS:],
+            events=join_marks(before.events, since.events),
         )
     )
 

@@ -84,7 +84,7 @@ def read_error(seen: SeenError) -> RecordedError:
             device: RecordedDeviceMemory(each.current, each.peak, each.limit, each.reserved)
             for device, each in error.memory.items()
         },
-        verdict=read_diagnosis(seen.diagnosis),
+        diagnosis=read_diagnosis(seen.diagnosis),
         next_step=None
         if error.kind in OOM_KINDS
         else find_text_guide(error.kind, error.exception, error.text).next_step,

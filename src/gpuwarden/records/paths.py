@@ -12,7 +12,7 @@ from gpuwarden.config.schema import RecordsConfig as Settings
 def find_database_folder(settings: Settings) -> Path | None:
     """Return the folder; None for no database. The default is a folder that this user may write to."""
     chosen = settings.path
-    if chosen is None or chosen != Config().receipts.path:
+    if chosen is None or chosen != Config().records.path:
         return chosen
     return _in(state_folder.state_folder())
 
@@ -23,4 +23,4 @@ def find_user_database_folder() -> Path | None:
 
 
 def _in(folder: Path | None) -> Path | None:
-    return folder / "receipts" if folder else None
+    return folder / "records" if folder else None

@@ -223,12 +223,12 @@ class RecordedDevice(DeviceFigures):
         lambda of: {str(code): count for code, count in of.usage.xids.items()}, "XIDs of the GPU during the run, by code.", label="XIDs", text=_counts, join=_add_by_key)
     batch_memory: tuple[RecordedBatchMemory, ...] = _device_record(
         lambda of: read_batch_memory(of.run.batch_peaks.get(of.uuid, ())), "Memory by batch size, as far as known.", default=(), join=_join_sizes)
-    story: MemoryTimeline | None = _device_record(lambda _of: None, "Memory over time; only in the response for one run.", join=join_timelines)
+    timeline: MemoryTimeline | None = _device_record(lambda _of: None, "Memory over time; only in the response for one run.", join=join_timelines)
 
     @property
     def highest_peak_bytes(self) -> int | None:
         """The highest peak that is known: the total and the timeline come from different reports."""
-        return max([self.memory_peak_bytes or 0, *(self.story.peak_bytes if self.story else ())]) or None
+        return max([self.memory_peak_bytes or 0, *(self.timeline.peak_bytes if self.timeline else ())]) or None
 
     @property
     def min_headroom_bytes(self) -> float | None:
@@ -311,11 +311,11 @@ class RunRecord(RunFigures):
     xids: Mapping[XidCode, int] | None = _record(
         lambda of: {code: int(count) for code, count in total_by_key(each.xids for each in of.devices).items()}, "XIDs of its GPUs during the run, by code.", label="XIDs", text=_counts, join=_add_by_key)
     devices: tuple[RecordedDevice, ...] = _record(lambda of: of.devices, "GPUs and MIG instances of the run, shared or not.", default=(), join=_join_devices)
-    errors_told: tuple[RecordedError, ...] = _record(lambda of: tuple(map(read_error, of.run.errors)), "Last errors, oldest first.", default=())
+    reported_errors: tuple[RecordedError, ...] = _record(lambda of: tuple(map(read_error, of.run.errors)), "Last errors, oldest first.", default=())
     census: RecordedCensus | None = _record(lambda of: read_census(of.run.census), "Last census of its tensors, if it takes any.")
     headroom_unknown: Mapping[str, str] | None = _record(lambda of: of.run.headroom_unknown, 'Reason for unknown headroom, by UUID; "" for devices not identified as a GPU.', join=last)
     batch_size_advice: RecordedBatchSizeAdvice | None = _record(lambda of: read_batch_size_advice(of.run.batch_size_advice), "Batch size that fits, if there is evidence.")
-    marks: tuple[RecordedEvent, ...] = _record(lambda _of: (), "Events of its memory, in order; only with `story`.", default=())
+    events: tuple[RecordedEvent, ...] = _record(lambda _of: (), "Events of its memory, in order; only with `timeline`.", default=())
     host_memory_peak_bytes: int | None = _record(
         lambda of: of.usage.host_memory_peak, "Peak host memory of its processes, by samples.", label="host memory", text=lambda count: f"{format_bytes(count)} peak", card=True, join=_highest)
     cpu_seconds: float | None = _record(_host(lambda host: host.cpu_seconds), "CPU time of its processes, including ended ones.", label="CPU time", card=True)

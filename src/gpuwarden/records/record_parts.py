@@ -78,7 +78,7 @@ class RecordedError:
     least_headroom_bytes: Annotated[Mapping[str, float] | None, "Lower bound of the headroom within the step, by UUID."] = None
     allocations: Annotated[tuple[RecordedAllocation, ...], "Failed allocations of an out-of-memory error."] = ()
     memory: Annotated[Mapping[str, RecordedDeviceMemory] | None, "Allocators after the error, by the framework's device."] = None
-    verdict: Annotated[RecordedDiagnosis | None, "Diagnosis of an out-of-memory error."] = None
+    diagnosis: Annotated[RecordedDiagnosis | None, "Diagnosis of an out-of-memory error."] = None
     next_step: Annotated[str | None, "Next step of another error."] = None
 
 
@@ -164,7 +164,7 @@ class RecordedEvent:
     """Event of the run that concerns its memory."""
 
     at_seconds: Annotated[float, "Time, in seconds since the run started."]
-    kind: Annotated[str, "phase, batch_size, retry, out_of_memory, neighbour, pressure or event."]
+    kind: Annotated[str, "phase, batch_size, retry, out_of_memory, co_tenant, pressure or event."]
     text: Annotated[str, "Description."]
     uuid: Annotated[str | None, "GPU or MIG instance of the event."] = None
     level: Annotated[str | None, "Severity of a problem, as of alerts: warning or critical."] = None

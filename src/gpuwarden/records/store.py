@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sqlite3
 import stat
 import time
@@ -40,7 +41,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             uid INTEGER NOT NULL,
             updated REAL NOT NULL,     -- Unix time; of a run that ended, its end
             ended INTEGER NOT NULL,    -- 0 or 1
-            outline TEXT NOT NULL,     -- the record as JSON, without the story of its memory
+            outline TEXT NOT NULL,     -- the record as JSON, without the timeline of its memory
             whole BLOB NOT NULL,       -- all of it as JSON, compressed (zlib)
             checksum INTEGER NOT NULL, -- CRC-32 of the outline and the whole
             PRIMARY KEY (run_id, began)
@@ -64,7 +65,21 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE runs ADD COLUMN boot TEXT NOT NULL DEFAULT ''",
         "UPDATE runs SET boot = coalesce(json_extract(outline, '$.boot_id'), '')",
     ),
+    (  # keys of records that had other names before the first release
+        "UPDATE runs SET outline = rename_keys(outline), whole = rename_keys(whole)",
+        "UPDATE runs SET checksum = checksum_of(outline, whole)",
+        "UPDATE incidents SET outline = rename_keys(outline), whole = rename_keys(whole)",
+    ),
 )
+_FORMER_KEYS = {
+    b'"errors_told":': b'"reported_errors":',
+    b'"verdict":{"name":"neighbour"': b'"diagnosis":{"name":"co_tenant"',
+    b'"verdict":': b'"diagnosis":',
+    b'"story":': b'"timeline":',
+    b'"marks":': b'"events":',
+    b'"kind":"neighbour"': b'"kind":"co_tenant"',
+}
+_FORMER_KEY = re.compile(rb"(?<!\\)(?:" + b"|".join(map(re.escape, _FORMER_KEYS)) + b")")  # a \" is within a text
 INCIDENTS_VERSION = 2  # the first with the table of incidents
 
 MAX_PARTS = 16  # rows of a run; over that, the earlier ones become one
@@ -137,9 +152,9 @@ def row_from_record(record: RunRecord) -> RecordRow:
     """Encode a record; about 1 ms."""
     plain = json_from_record(record)
     whole = zlib.compress(_compact(plain), 1)
-    plain.pop("marks", None)
+    plain.pop("events", None)
     for device in plain.get("devices", ()):
-        device.pop("story", None)
+        device.pop("timeline", None)
     return RecordRow(
         record.run_id,
         record.name,
@@ -284,6 +299,9 @@ class RecordStore:
 
     def _begin(self) -> None:
         """Open the file, check it, and migrate it to the current schema."""
+        former = self.path.parent.with_name("receipts")  # name of the folder before the first release
+        if self.path.parent.name == "records" and former.is_dir() and not self.path.parent.exists():
+            former.rename(self.path.parent)
         if not self.path.parent.is_dir():
             self.path.parent.mkdir(parents=True)
             self.path.parent.chmod(0o750)  # whatever the umask
@@ -297,6 +315,8 @@ class RecordStore:
         )
         connection.text_factory = bytes
         connection.create_function("user_of", 1, find_user, deterministic=True)
+        connection.create_function("rename_keys", 1, _rename_keys, deterministic=True)
+        connection.create_function("checksum_of", 2, _checksum_of, deterministic=True)
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -396,6 +416,21 @@ def _join(connection: sqlite3.Connection, column: str, run_id: bytes, boot: byte
 
 def _checksum(outline: bytes, whole: bytes) -> int:
     return zlib.crc32(whole, zlib.crc32(outline))
+
+
+def _rename_keys(document: str | bytes) -> str | bytes:
+    """Return a record or incident, as JSON or compressed, with the present names of its keys."""
+    if isinstance(document, str):
+        return _FORMER_KEY.sub(lambda found: _FORMER_KEYS[found[0]], document.encode()).decode()
+    try:
+        plain = zlib.decompress(document)
+    except zlib.error:  # of a damaged incident, which has no checksum
+        return document
+    return zlib.compress(_FORMER_KEY.sub(lambda found: _FORMER_KEYS[found[0]], plain), 1)
+
+
+def _checksum_of(outline: str, whole: bytes) -> int:
+    return _checksum(outline.encode(), whole)
 
 
 def _readable(records: Iterable[bytes]) -> tuple[RunRecord, ...]:

@@ -39,21 +39,21 @@ def add_timeline(record: RunRecord, run: RunSnapshot, events: Iterable[RunEvent]
     """
     most = compute_max_points(len(run.memory_windows))
     devices = (
-        replace(each, story=_timeline(downsample(run.memory_windows[each.uuid], most)))
+        replace(each, timeline=_timeline(downsample(run.memory_windows[each.uuid], most)))
         if each.uuid in run.memory_windows
         else each
         for each in record.devices
     )
-    ooms = (_oom_event(error, record) for error in record.errors_told if error.kind in OOM_KINDS)
+    ooms = (_oom_event(error, record) for error in record.reported_errors if error.kind in OOM_KINDS)
     return replace(
-        record, devices=tuple(devices), marks=_recorded(bounded(dict.fromkeys((*run.events, *events, *ooms))))
+        record, devices=tuple(devices), events=_recorded(bounded(dict.fromkeys((*run.events, *events, *ooms))))
     )
 
 
 def remove_timeline(record: RunRecord) -> RunRecord:
     """Return a record as it is listed: its timeline makes most of its length."""
-    devices = tuple(each if each.story is None else replace(each, story=None) for each in record.devices)
-    return replace(record, devices=devices, marks=())
+    devices = tuple(each if each.timeline is None else replace(each, timeline=None) for each in record.devices)
+    return replace(record, devices=devices, events=())
 
 
 def shift_timeline(record: RunRecord, seconds: float) -> RunRecord:
@@ -61,25 +61,25 @@ def shift_timeline(record: RunRecord, seconds: float) -> RunRecord:
     devices = (
         replace(
             each,
-            story=replace(
-                story,
-                began_seconds=tuple(round(at + seconds, 1) for at in story.began_seconds),
-                ended_seconds=tuple(round(at + seconds, 1) for at in story.ended_seconds),
+            timeline=replace(
+                timeline,
+                began_seconds=tuple(round(at + seconds, 1) for at in timeline.began_seconds),
+                ended_seconds=tuple(round(at + seconds, 1) for at in timeline.ended_seconds),
             ),
         )
-        if (story := each.story)
+        if (timeline := each.timeline)
         else each
         for each in record.devices
     )
-    marks = tuple(replace(each, at_seconds=round(each.at_seconds + seconds, 1)) for each in record.marks)
-    return replace(record, devices=tuple(devices), marks=marks)
+    events = tuple(replace(each, at_seconds=round(each.at_seconds + seconds, 1)) for each in record.events)
+    return replace(record, devices=tuple(devices), events=events)
 
 
 def limit_timeline(record: RunRecord) -> RunRecord:
     """Return a record with as many points as its devices may have."""
     most = compute_max_points(len(record.devices))
     devices = (
-        replace(each, story=_timeline(downsample(_windows(each.story), most))) if each.story else each
+        replace(each, timeline=_timeline(downsample(_windows(each.timeline), most))) if each.timeline else each
         for each in record.devices
     )
     return replace(record, devices=tuple(devices))
@@ -105,10 +105,10 @@ def _plain(name: str, value: Any) -> Any:
     return int(value) if name.endswith("_bytes") else round(value, 1)
 
 
-def _windows(story: MemoryTimeline) -> list[MemoryWindow]:
+def _windows(timeline: MemoryTimeline) -> list[MemoryWindow]:
     """Return the windows of a timeline, as far as it has them."""
-    unknown = (None,) * len(story.began_seconds)
-    rows = zip(*(getattr(story, name) or unknown for name in _COLUMNS), strict=True)
+    unknown = (None,) * len(timeline.began_seconds)
+    rows = zip(*(getattr(timeline, name) or unknown for name in _COLUMNS), strict=True)
     return [MemoryWindow(steps=0, **dict(zip(_COLUMNS.values(), row, strict=True))) for row in rows]
 
 
@@ -130,7 +130,7 @@ def _oom_event(error: RecordedError, record: RunRecord) -> RunEvent:
     asked = max((each.requested_bytes or 0 for each in error.allocations), default=0)
     where = "host memory" if error.kind == "host_oom" else "device memory"
     wanted = f": {format_bytes(asked)} requested" if asked else ""
-    why = f" ({error.verdict.name.replace('_', ' ')})" if error.verdict else ""
+    why = f" ({error.diagnosis.name.replace('_', ' ')})" if error.diagnosis else ""
     at = error.timestamp_seconds - record.began_timestamp_seconds  # the clock may have been set meanwhile
     text = f"out of {where}{wanted}{why}"
     return RunEvent(min(max(at, 0.0), record.duration_seconds), "out_of_memory", text, level="warning")

@@ -45,10 +45,10 @@ def summarize_training(record: RunRecord, gpus: Mapping[str, str]) -> Iterator[s
 
     `gpus` has the numbers of GPUs by UUID.
     """
-    error = record.errors_told[-1] if record.errors_told else None
-    if error is not None and error.verdict is not None and error.steps == record.steps:
-        yield f"out of memory, {error.verdict.name.replace('_', ' ')}: {error.verdict.evidence}"
-        yield f"next step: {error.verdict.next_step}"
+    error = record.reported_errors[-1] if record.reported_errors else None
+    if error is not None and error.diagnosis is not None and error.steps == record.steps:
+        yield f"out of memory, {error.diagnosis.name.replace('_', ' ')}: {error.diagnosis.evidence}"
+        yield f"next step: {error.diagnosis.next_step}"
         return
     if figures := "; ".join(_list_figures(record, gpus)):
         yield f"{record.name}: {figures}"

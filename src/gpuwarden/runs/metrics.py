@@ -237,9 +237,9 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         "gpuwarden_run_oom_headroom_bytes", "gauge", "bytes", "Headroom just before the run's last out-of-memory on the GPU: that of the last poll, minus memory the run allocated since.",
         lambda run: {(uuid,): oom.headroom for uuid, oom in run.ooms.items() if oom.headroom is not None},
         labels=("uuid",), source="error, docs/use/troubleshooting.md")
-    oom_verdict_info = Metric[RunSnapshot](
-        "gpuwarden_run_oom_verdict_info", "info", "", "Diagnosed cause of the run's last out-of-memory, as far as the evidence supports one.",
-        lambda run: {(run.diagnosis.cause,): 1} if run.diagnosis else None, labels=("verdict",), source="docs/understand/oom-diagnosis.md")
+    oom_diagnosis_info = Metric[RunSnapshot](
+        "gpuwarden_run_oom_diagnosis_info", "info", "", "Diagnosed cause of the run's last out-of-memory, as far as the evidence supports one.",
+        lambda run: {(run.diagnosis.cause,): 1} if run.diagnosis else None, labels=("cause",), source="docs/understand/oom-diagnosis.md")
     batch_size = Metric[RunSnapshot](
         "gpuwarden_run_batch_size", "gauge", "", "Examples in the run's last step, where the batch size is known.",
         _read_current_report(lambda report: report.batch_size), source="report")

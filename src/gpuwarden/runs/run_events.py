@@ -12,7 +12,7 @@ from typing import Literal
 from gpuwarden.protocol.messages import Action, Phase, Report
 from gpuwarden.severity import Severity
 
-RunEventKind = Literal["phase", "batch_size", "retry", "out_of_memory", "neighbour", "pressure", "event"]
+RunEventKind = Literal["phase", "batch_size", "retry", "out_of_memory", "co_tenant", "pressure", "event"]
 MAX_EVENTS_PER_KIND = 8
 MAX_EVENT_TEXT = 200  # characters
 

@@ -218,7 +218,7 @@ def test_process_memory_unknown() -> None:
     host.report(GPU0=allocator(current=20 * GIB))
     run = host.poll(unsized)
     assert (run.headroom, run.headroom_at_peak) == ({}, {})
-    assert run.headroom_unknown == {"GPU-0": "process_memory_untold"}
+    assert run.headroom_unknown == {"GPU-0": "process_memory_unreported"}
 
 
 def test_process_unlisted() -> None:
@@ -238,7 +238,7 @@ def test_free_memory_unknown() -> None:
     host = Host()
     dark = replace(gpu(0, held={7: 30 * GIB}), readings={})
     host.report(GPU0=allocator(current=20 * GIB, reserved=24 * GIB))
-    assert host.poll(dark).headroom_unknown == {"GPU-0": "free_memory_untold"}
+    assert host.poll(dark).headroom_unknown == {"GPU-0": "free_memory_unreported"}
     host.report(GPU0=allocator(current=20 * GIB, limit=30 * GIB))
     assert host.poll(dark).headroom == {"GPU-0": 10 * GIB}
 

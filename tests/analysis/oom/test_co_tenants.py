@@ -141,7 +141,7 @@ def test_co_tenant_that_grew_before_the_poll() -> None:
     simulated.fail()
     run = simulated.poll(p7=5, p8=75)
     assert run.diagnosis is not None
-    assert run.diagnosis.cause == "neighbour"
+    assert run.diagnosis.cause == "co_tenant"
     assert run.diagnosis.evidence == (
         "The run needed 10.0 GiB on top of 2.00 GiB, but only 2.00 GiB was left: python process 8 of bob (run 8-77, "
         "container jupyter-bob) allocated 55.0 GiB on the device just before and now uses 75.0 GiB."
@@ -152,11 +152,11 @@ def test_co_tenant_that_grew_after_the_poll(caplog: pytest.LogCaptureFixture) ->
     """The next poll, which sees the co-tenant, updates the diagnosis in the log and the run record."""
     simulated = train_with_co_tenant()
     simulated.fail()
-    assert " cause=neighbour " not in caplog.text
+    assert " cause=co_tenant " not in caplog.text
     run = simulated.poll(p7=5, p8=75)
     assert run.diagnosis is not None
-    assert (run.diagnosis.cause, run.errors[0].diagnosis) == ("neighbour", run.diagnosis)
-    assert 'diagnosis updated run=7-1 name=resnet cause=neighbour evidence="The run needed 10.0 GiB' in caplog.text
+    assert (run.diagnosis.cause, run.errors[0].diagnosis) == ("co_tenant", run.diagnosis)
+    assert 'diagnosis updated run=7-1 name=resnet cause=co_tenant evidence="The run needed 10.0 GiB' in caplog.text
     diagnosis, run = run.diagnosis, simulated.poll(p7=5, p8=20)
     assert run.diagnosis == diagnosis  # unchanged
 
@@ -167,7 +167,7 @@ def test_co_tenant_that_did_not_grow() -> None:
     simulated.fail()
     run = simulated.poll(p7=13, p8=20)
     assert run.diagnosis is not None
-    assert run.diagnosis.cause != "neighbour"
+    assert run.diagnosis.cause != "co_tenant"
 
 
 def test_run_in_another_pid_namespace() -> None:
@@ -177,7 +177,7 @@ def test_run_in_another_pid_namespace() -> None:
     simulated.fail()
     run = simulated.poll(p5=75)
     assert run.diagnosis is not None
-    assert run.diagnosis.cause != "neighbour"
+    assert run.diagnosis.cause != "co_tenant"
 
 
 def fail_unlisted(pid: int, peer: ProcessKey = ALICE, *, requested: float = 60) -> RunSnapshot:
@@ -218,7 +218,7 @@ def test_run_that_is_no_longer_listed() -> None:
     simulated.fail()
     diagnosis = simulated.poll(p8=75).diagnosis
     assert diagnosis is not None
-    assert diagnosis.cause == "neighbour"
+    assert diagnosis.cause == "co_tenant"
     assert "only 2.00 GiB was left" in diagnosis.evidence
 
 
@@ -229,7 +229,7 @@ def test_run_that_ended_before_the_first_poll() -> None:
     simulated.registry.exited(ALICE, simulated.now, 1)
     diagnosis = simulated.poll(p8=75).diagnosis
     assert diagnosis is not None
-    assert diagnosis.cause == "neighbour"
+    assert diagnosis.cause == "co_tenant"
 
 
 def test_run_that_was_silent_for_long() -> None:
@@ -244,7 +244,7 @@ def test_run_that_was_silent_for_long() -> None:
     simulated.registry.exited(ALICE, simulated.now, 1)
     diagnosis = simulated.poll(p8=75).diagnosis
     assert diagnosis is not None
-    assert diagnosis.cause == "neighbour"
+    assert diagnosis.cause == "co_tenant"
     assert "process 8 of bob" in diagnosis.evidence
 
 

@@ -35,11 +35,11 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
 @pytest.mark.parametrize(
     ("known", "name"),
     [
-        pytest.param(FIRST_STEP, "neighbour", id="allocated before the run"),
+        pytest.param(FIRST_STEP, "co_tenant", id="allocated before the run"),
         pytest.param(replace(FIRST_STEP, co_tenants=()), "batch_too_large", id="no co-tenant"),
-        pytest.param(NO_SIZE, "neighbour", id="no size, co-tenants use most of the device"),
+        pytest.param(NO_SIZE, "co_tenant", id="no size, co-tenants use most of the device"),
         pytest.param(
-            replace(NO_SIZE, after=EMPTY_POOL, before=EMPTY_POOL), "neighbour", id="no size, and nothing in use"
+            replace(NO_SIZE, after=EMPTY_POOL, before=EMPTY_POOL), "co_tenant", id="no size, and nothing in use"
         ),
         pytest.param(replace(NO_SIZE, room=100.0 * MIB), "unknown", id="no size, and memory was free"),
         pytest.param(replace(NO_SIZE, co_tenants=()), "too_big", id="no size, no co-tenant"),
@@ -50,7 +50,7 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
         ),
         pytest.param(
             replace(GIANT, after=DeviceMemory(8 * MIB, 110 * MIB), room=120.0 * MIB, co_tenants=(LARGE_CO_TENANT,)),
-            "neighbour",
+            "co_tenant",
             id="a larger step where co-tenants use most of the device",
         ),
         pytest.param(
@@ -139,7 +139,7 @@ GROWING_POOL = replace(
 @pytest.mark.parametrize(
     ("known", "name"),
     [
-        pytest.param(GROWING_POOL, "neighbour", id="the co-tenant has what the pool could have grown by"),
+        pytest.param(GROWING_POOL, "co_tenant", id="the co-tenant has what the pool could have grown by"),
         pytest.param(replace(GROWING_POOL, co_tenants=()), "fragmentation", id="no co-tenant"),
         pytest.param(replace(GROWING_POOL, free=40 * MIB), "fragmentation", id="the pool could have grown"),
         pytest.param(

@@ -52,18 +52,18 @@ def test_diagnoses(tmp_path: Path, daemon: Daemon) -> None:
         for number, (case, name) in enumerate(CASES.items(), start=1):
             assert trainer.play(case)["raised"] == "ResourceExhaustedError", case
             errors = until(
-                lambda count=number: (sent := run_record(daemon).get("errors_told", ()))[count - 1 :] and sent,  # type: ignore[misc]
+                lambda count=number: (sent := run_record(daemon).get("reported_errors", ()))[count - 1 :] and sent,  # type: ignore[misc]
                 f"the error of {case}",
             )
-            diagnosis = errors[number - 1]["verdict"]
+            diagnosis = errors[number - 1]["diagnosis"]
             assert diagnosis["name"] == name, diagnosis
             assert re.search(r"\d MiB", diagnosis["evidence"]), diagnosis
-            series = until(lambda: daemon.samples().all("gpuwarden_run_oom_verdict_info"), "the diagnosis's series")
-            assert [dict(labels)["verdict"] for labels in series] == [name]
+            series = until(lambda: daemon.samples().all("gpuwarden_run_oom_diagnosis_info"), "the diagnosis's series")
+            assert [dict(labels)["diagnosis"] for labels in series] == [name]
         run_id = run_record(daemon)["run_id"]
         terminal = run_command("runs", "show", run_id, "--listen", daemon.url.split("/")[2]).stdout
         (run,) = json.loads(fetch(f"{daemon.url}/api/v1/state"))["runs"]
-        assert run["verdict"]["name"] == "fragmentation"
+        assert run["diagnosis"]["name"] == "fragmentation"
     shown = re.findall(r"^ *diagnosis +([a-z ]+):", terminal, re.MULTILINE)
     assert sorted(shown) == sorted(name.replace("_", " ") for name in CASES.values())
     log = [line for line in daemon.output().splitlines() if "kind=device_oom" in line]

@@ -103,7 +103,7 @@ SLOTS = replace(SLOTS, windows=uniform_steps(171, base=115), training_peak=171 *
         ),
         (
             CO_TENANT,
-            "neighbour",
+            "co_tenant",
             (
                 "The run needed 27.5 MiB on top of 12.0 MiB, but only 13.0 MiB was left: python process 4711 of bob "
                 "allocated 100 MiB on the device in the 12s before and now uses 200 MiB."

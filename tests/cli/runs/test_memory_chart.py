@@ -8,7 +8,7 @@ import pytest
 from run_record_cases import example_record
 
 from gpuwarden.cli.runs.memory_chart import ASCII, BLOCKS, HEIGHT, LABEL_WIDTH, choose_alphabet, render_chart
-from gpuwarden.cli.runs.memory_report import TerminalFormat, render_memory_story
+from gpuwarden.cli.runs.memory_report import TerminalFormat, render_memory_timeline
 from gpuwarden.records.record import RecordedDevice, RunRecord
 from gpuwarden.records.record_parts import MemoryTimeline, RecordedDiagnosis, RecordedEvent
 from snapshots import GIB
@@ -40,20 +40,20 @@ def draw(memory: MemoryTimeline, width: int = 20) -> list[str]:
     return [line[LABEL_WIDTH + 1 :] for line in render_chart(memory, memory.ended_seconds[-1], width, ASCII)]
 
 
-def make_record(devices: int = 1, marks: int = 0, **changes: object) -> RunRecord:
+def make_record(devices: int = 1, events: int = 0, **changes: object) -> RunRecord:
     """Return a run record with a timeline for each device."""
-    share = RecordedDevice(uuid="GPU-0", name="H100", story=timeline([2] * 20, peaks=[3] * 20, left=[5.0] * 20))
+    share = RecordedDevice(uuid="GPU-0", name="H100", timeline=timeline([2] * 20, peaks=[3] * 20, left=[5.0] * 20))
     shares = tuple(
         replace(share, uuid=f"GPU-{each}", lowest_headroom_bytes=float(GIB * (9 - each))) for each in range(devices)
     )
     made = tuple(
-        RecordedEvent(float(each), "phase" if each else "out_of_memory", f"mark {each}") for each in range(marks)
+        RecordedEvent(float(each), "phase" if each else "out_of_memory", f"mark {each}") for each in range(events)
     )
     bare = replace(
         example_record(),
         devices=shares,
-        marks=made,
-        errors_told=(),
+        events=made,
+        reported_errors=(),
         census=None,
         host_memory_growth_bytes_per_second=None,
     )
@@ -64,7 +64,7 @@ def lines(made: RunRecord, width: int = 80) -> list[str]:
     """Return the lines of the report."""
     return [
         f"{label or ''} {text}" if label is not None else text
-        for label, text in render_memory_story(made, TerminalFormat(width, ASCII))
+        for label, text in render_memory_timeline(made, TerminalFormat(width, ASCII))
     ]
 
 
@@ -90,9 +90,9 @@ def test_time_without_a_daemon_is_blank() -> None:
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_charts_fit_the_terminal(width: int, devices: int) -> None:
     """No line of a chart is wider than the terminal, nor than 140 columns."""
-    made = make_record(devices, marks=30)
+    made = make_record(devices, events=30)
     page = TerminalFormat(width, BLOCKS)
-    drawn_lines = [text for label, text in render_memory_story(made, page) if label is None]
+    drawn_lines = [text for label, text in render_memory_timeline(made, page) if label is None]
     charts = devices if devices <= 2 else 1
     assert len(drawn_lines) == charts * (HEIGHT + 2)
     assert max(map(len, drawn_lines)) <= max(min(width, 140), 26)
@@ -109,8 +109,8 @@ def test_tightest_device_has_the_chart() -> None:
 @pytest.mark.parametrize("kind", ["out_of_memory", "oom"])
 def test_most_important_events_are_listed(kind: str) -> None:
     """The most important events are listed in order of time, the others counted; an older name ranks the same."""
-    made = make_record(marks=30)
-    said = lines(replace(made, marks=(replace(made.marks[0], kind=kind), *made.marks[1:])))
+    made = make_record(events=30)
+    said = lines(replace(made, events=(replace(made.events[0], kind=kind), *made.events[1:])))
     assert [line.partition(" ")[2] for line in said if " mark " in line] == [
         "mark 0",
         *(f"mark {n}" for n in range(22, 30)),
@@ -131,32 +131,32 @@ def test_most_important_events_are_listed(kind: str) -> None:
 def test_course_in_a_sentence(lows: list[int], sentence: str) -> None:
     """A timeline that is long enough says whether memory is steady."""
     made = make_record()
-    made = replace(made, devices=(replace(made.devices[0], story=timeline(lows)),))
+    made = replace(made, devices=(replace(made.devices[0], timeline=timeline(lows)),))
     (course,) = [line for line in lines(made) if line.startswith("memory ") and not line.startswith("memory on")]
     assert sentence in course
 
 
 def test_record_without_a_timeline() -> None:
     """A record of an earlier version has no report on memory."""
-    bare = replace(example_record(), devices=(), errors_told=(), census=None, batch_size_advice=None)
+    bare = replace(example_record(), devices=(), reported_errors=(), census=None, batch_size_advice=None)
     assert lines(replace(bare, host_memory_growth_bytes_per_second=None)) == []
 
 
 def test_diagnosis_comes_last() -> None:
     """The report ends with the last diagnosis and its next step, so that a terminal still shows them."""
-    error = example_record().errors_told[0]
+    error = example_record().reported_errors[0]
     diagnoses = [RecordedDiagnosis(name, f"evidence of {name}.", f"fix {name}.") for name in ("leak", "too_big")]
-    made = replace(make_record(), errors_told=tuple(replace(error, verdict=each) for each in (*diagnoses, None)))
+    made = replace(make_record(), reported_errors=tuple(replace(error, diagnosis=each) for each in (*diagnoses, None)))
     assert lines(made)[-2:] == ["diagnosis too big: evidence of too_big.", "next step fix too_big."]
     assert not [line for line in lines(made) if "steady" in line]
 
 
 def test_one_sentence_on_the_batch() -> None:
     """A diagnosis replaces the batch size advice: the next step has it, if the batch is the cause."""
-    error = replace(example_record().errors_told[0], verdict=RecordedDiagnosis("leak", "It grew.", "Find it."))
-    advised = replace(make_record(), errors_told=(), batch_size_advice=example_record().batch_size_advice)
+    error = replace(example_record().reported_errors[0], diagnosis=RecordedDiagnosis("leak", "It grew.", "Find it."))
+    advised = replace(make_record(), reported_errors=(), batch_size_advice=example_record().batch_size_advice)
     assert [line for line in lines(advised) if line.startswith("batch size ")]
-    diagnosed = lines(replace(advised, errors_told=(error,)))
+    diagnosed = lines(replace(advised, reported_errors=(error,)))
     assert not [line for line in diagnosed if line.startswith("batch size ")]
 
 

@@ -44,22 +44,22 @@ def kept() -> Iterator[RunRecord]:
             made, began_timestamp_seconds=BEGAN + number, evidence=EVIL if name == EVIL else "last message: exit"
         )
     evil = example_record(pid=5000)
-    error = replace(evil.errors_told[0], text=EVIL, exception=EVIL)
-    yield replace(evil, framework=EVIL, user=EVIL, errors_told=(error,), errors={EVIL: 1})
+    error = replace(evil.reported_errors[0], text=EVIL, exception=EVIL)
+    yield replace(evil, framework=EVIL, user=EVIL, reported_errors=(error,), errors={EVIL: 1})
     yield replace(example_record(pid=5000), boot_id="b1", began_timestamp_seconds=BEGAN - 9, name="of an earlier boot")
     longest = replace(
         example_record(pid=4194303), run_id="4194303-1234567890", outcome="out_of_memory", name="resnet50-imagenet"
     )
     stack = " ".join(f"frame {number} in train_step" for number in range(60))
-    error = replace(longest.errors_told[0], text=f"{stack} out of it all")
-    yield replace(longest, began_timestamp_seconds=BEGAN - 20, errors_told=(error,))
+    error = replace(longest.reported_errors[0], text=f"{stack} out of it all")
+    yield replace(longest, began_timestamp_seconds=BEGAN - 20, reported_errors=(error,))
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) -> Iterator[Daemon]:
     """Yield a daemon with the records of finished runs."""
     folder = tmp_path_factory.mktemp("runs")
-    store = RecordStore(folder / "state/receipts", 1000)
+    store = RecordStore(folder / "state/records", 1000)
     store.write(map(row_from_record, kept()))
     store.close()
     daemon = Daemon(folder, env=MockNvml(mock_nvml_library, folder).env(gpus=1))
@@ -148,7 +148,7 @@ def test_pages_are_where_the_daemon_says(tmp_path: Path, mock_nvml: MockNvml) ->
     """Links to pages begin with the daemon's `web.external_url`, which the command does not know."""
     config = tmp_path / "config.yaml"
     config.write_text("web: {external_url: 'https://gpus.example.org/box'}\n")
-    store = RecordStore(tmp_path / "box/state/receipts", 1000)
+    store = RecordStore(tmp_path / "box/state/records", 1000)
     store.write([row_from_record(example_record(pid=4711))])
     store.close()
     box = Daemon(tmp_path / "box", "--config", str(config), env=mock_nvml.env(gpus=1))
@@ -240,8 +240,8 @@ def test_json(daemon: Daemon) -> None:
     newest = json.loads(run("list", "--json", "--limit", "2", port=daemon.port).stdout)
     assert newest == {**listed, "past": listed["past"][:2]}
     shown = json.loads(run("--json", "show", "4001", port=daemon.port).stdout)
-    assert shown.pop("marks")
-    assert shown["devices"][0].pop("story")
+    assert shown.pop("events")
+    assert shown["devices"][0].pop("timeline")
     assert shown == listed["past"][2]
 
 
@@ -282,7 +282,7 @@ def test_without_a_daemon(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert "no daemon answers at http://127.0.0.1:" in done.stderr
     assert "--listen, --config or GPUWARDEN_LISTEN" in done.stderr
-    assert f"{tmp_path}/receipts" in done.stderr
+    assert f"{tmp_path}/records" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -293,7 +293,7 @@ def test_daemon_without_a_folder(tmp_path: Path) -> None:
         done = run("show", "none", port=simulated.port)
     assert done.returncode == 1
     assert "does not store finished runs" in done.stderr
-    assert "/receipts" not in done.stderr
+    assert "/records" not in done.stderr
 
 
 def test_configuration_names_the_daemon(daemon: Daemon, tmp_path: Path) -> None:

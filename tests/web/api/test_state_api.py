@@ -273,8 +273,8 @@ def test_run_values() -> None:
     assert running["input_wait_ratio"] == 0.25
     assert running["stall"] == {"seconds": 61, "cause": "stopped"}
     assert (running["state"], running["phase"]) == ("stalled", "train")
-    assert running["verdict"]["name"] == "leak"
-    assert running["receipt"] == "/api/v1/runs/7-1"
+    assert running["diagnosis"]["name"] == "leak"
+    assert running["record"] == "/api/v1/runs/7-1"
     assert running["condition"] == "critical"
     assert (ended["up"], ended["state"], ended["outcome"]) == (False, "out_of_memory", "out_of_memory")
     assert ended["condition"] == "warning"

@@ -16,11 +16,11 @@ from gpuwarden.protocol.messages import DeviceMemory, Hello, Report
 # Reasons why the headroom of a device is unknown; docs/understand/headroom.md has the fix for each.
 HeadroomUnknown: TypeAlias = Literal[
     "device_unresolved",
-    "free_memory_untold",
+    "free_memory_unreported",
     "gpu_down",
     "no_allocator_figures",
     "no_report",
-    "process_memory_untold",
+    "process_memory_unreported",
     "process_unlisted",
     "report_expired",
 ]
@@ -224,8 +224,8 @@ class HeadroomTracker:
 
 def _missing_figure(space: DeviceSpace, process: GpuProcess | None) -> HeadroomUnknown:
     if space.free is None:
-        return "free_memory_untold"
-    return "process_memory_untold" if process else "process_unlisted"
+        return "free_memory_unreported"
+    return "process_memory_unreported" if process else "process_unlisted"
 
 
 def find_unreported_devices(

@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
         find_host_leak,
     ),
     Rule(
-        "neighbour",
+        "co_tenant",
         "device_oom",
         "Since the run last had enough memory, co-tenants allocated at least what was missing, and more than the run "
         "itself grew by. No limit of the run's own was reached first.",
@@ -85,7 +85,7 @@ RULES: tuple[Rule, ...] = (
         find_kept_outputs,
     ),
     Rule(
-        "neighbour",
+        "co_tenant",
         "device_oom",
         "Co-tenants allocated what was missing before the run needed it, or they have most of the device. Alone, "
         "the run would have had enough, and no limit of its own was reached first.",

@@ -18,7 +18,7 @@ REFERENCES: Mapping[str, str] = {
     "dcgm": "dcgm.dcgm_docs:dcgm_markdown",
     "api": "web.api.api_docs:render_reference",
     "errors": "cli.commands.reference_command:render_errors",
-    "verdicts": "cli.commands.reference_command:render_diagnoses",
+    "diagnoses": "cli.commands.reference_command:render_diagnoses",
     "doctor": "doctor.runner.check_docs:render_reference",
     "checks": "fitness.fitness_docs:render_reference",
     "alerts": "alerts.alert_docs:render_alerts",

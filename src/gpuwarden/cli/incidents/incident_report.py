@@ -168,7 +168,7 @@ def run_lines(incident: HostIncident) -> list[str]:
         evidence = f" ({run.text('evidence')})" if run.text("evidence") else ""
         about = "; ".join(filter(None, words))
         lines.append(f"{run.text('run_id')} {run.text('name')}: {state}{evidence}; {about}")
-        for error in run.parts("errors_told"):
+        for error in run.parts("reported_errors"):
             text = cut_middle(error.text("text", 4 * MAX_MESSAGE), MAX_MESSAGE)
             what = describe_error(error.text("kind"), error.text("exception"))
             lines.append(f"error at {format_clock(time_of(error))}: {what}: {text}")

@@ -31,15 +31,15 @@ def choose_alphabet(encoding: str | None, environment: Mapping[str, str] = os.en
     return BLOCKS
 
 
-def render_chart(story: MemoryTimeline, seconds: float, width: int, letters: str) -> Iterator[str]:
+def render_chart(timeline: MemoryTimeline, seconds: float, width: int, letters: str) -> Iterator[str]:
     """Yield the lines of a chart of `seconds` in `width` columns; a column without a report is blank."""
     in_use, peaks = [0] * width, [0] * width
     per_column = seconds / width or 1.0
-    for place, (began, ended) in enumerate(zip(story.began_seconds, story.ended_seconds, strict=True)):
+    for place, (began, ended) in enumerate(zip(timeline.began_seconds, timeline.ended_seconds, strict=True)):
         first = min(int(began / per_column), width - 1)
         for at in range(first, max(min(ceil(ended / per_column), width), first + 1)):
-            in_use[at] = max(in_use[at], story.highest_bytes[place])
-            peaks[at] = max(peaks[at], story.peak_bytes[place])
+            in_use[at] = max(in_use[at], timeline.highest_bytes[place])
+            peaks[at] = max(peaks[at], timeline.peak_bytes[place])
     yield from render_columns(in_use, peaks, letters, HEIGHT, format_bytes)
     yield f"{'0':>{LABEL_WIDTH}}+{'-' * width}"
     yield f"{format_elapsed(seconds):>{LABEL_WIDTH + 1 + width}}"

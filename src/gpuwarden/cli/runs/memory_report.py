@@ -24,7 +24,7 @@ MIN_POINTS, MIN_SECONDS = 8, 20.0  # needed to call it steady
 MAX_HOLDERS = 4  # groups of tensors that are shown; --json has all
 MIN_HOLDER_RATIO = 0.02  # of the memory, for a group to be shown
 
-_WEIGHT = {"out_of_memory": 0, "neighbour": 1, "pressure": 2, "retry": 3, "event": 4, "batch_size": 5, "phase": 6}
+_WEIGHT = {"out_of_memory": 0, "co_tenant": 1, "pressure": 2, "retry": 3, "event": 4, "batch_size": 5, "phase": 6}
 _WEIGHT["oom"] = _WEIGHT["out_of_memory"]  # its name in records of before 2026-11-25
 
 Line: TypeAlias = "tuple[str | None, str]"  # a label and a text, or None and a line of a chart
@@ -44,9 +44,9 @@ def gpu_name(uuid: str, gpus: Mapping[str, str]) -> str:
     return f"GPU {gpus[uuid]}" if uuid in gpus else uuid
 
 
-def render_memory_story(record: RunRecord, page: TerminalFormat) -> Iterator[Line]:
+def render_memory_timeline(record: RunRecord, page: TerminalFormat) -> Iterator[Line]:
     """Yield labels with texts of any length, and lines of charts as wide as the page."""
-    devices = [each for each in record.devices if each.story is not None]
+    devices = [each for each in record.devices if each.timeline is not None]
     devices.sort(key=lambda each: inf if (left := each.min_headroom_bytes) is None else left)
     if devices:
         yield from _render_devices(record, devices, page)
@@ -56,27 +56,27 @@ def render_memory_story(record: RunRecord, page: TerminalFormat) -> Iterator[Lin
 
 
 def _render_devices(record: RunRecord, devices: Sequence[RecordedDevice], page: TerminalFormat) -> Iterator[Line]:
-    seconds = max(story.ended_seconds[-1] for each in devices if (story := each.story))
+    seconds = max(timeline.ended_seconds[-1] for each in devices if (timeline := each.timeline))
     width = max(min(page.width, MAX_WIDTH) - LABEL_WIDTH - 1, MIN_WIDTH)
     for number, device in enumerate(devices):
         yield "", ""
         yield from _render_title(device, page)
-        if device.story is not None and (number == 0 or len(devices) <= MAX_CHARTS):
+        if device.timeline is not None and (number == 0 or len(devices) <= MAX_CHARTS):
             yield "", f"{page.letters[-2]} in use  {page.letters[-1]} peak so far"
-            yield from ((None, line) for line in render_chart(device.story, seconds, width, page.letters))
-    marks = _choose_marks(record.marks)
-    if marks:
+            yield from ((None, line) for line in render_chart(device.timeline, seconds, width, page.letters))
+    events = _choose_marks(record.events)
+    if events:
         yield "", ""
-    for mark in marks:
+    for mark in events:
         yield time.strftime("%H:%M:%S", time.localtime(record.began_timestamp_seconds + mark.at_seconds)), mark.text
-    if len(record.marks) > len(marks):
-        yield "", f"and {len(record.marks) - len(marks)} minor events (--json has all)"
+    if len(record.events) > len(events):
+        yield "", f"and {len(record.events) - len(events)} minor events (--json has all)"
 
 
 def _render_title(device: RecordedDevice, page: TerminalFormat) -> Iterator[Line]:
-    story = device.story
-    assert story is not None
-    low, high = min(story.lowest_bytes[_first_settled_point(story) :]), max(story.highest_bytes)
+    timeline = device.timeline
+    assert timeline is not None
+    low, high = min(timeline.lowest_bytes[_first_settled_point(timeline) :]), max(timeline.highest_bytes)
     words = [
         f"{format_bytes(low)} to {format_bytes(high)} in use",
         f"peak {format_bytes(device.highest_peak_bytes or 0)}",
@@ -87,20 +87,20 @@ def _render_title(device: RecordedDevice, page: TerminalFormat) -> Iterator[Line
     yield "", ", ".join(words)
 
 
-def _first_settled_point(story: MemoryTimeline) -> int:
+def _first_settled_point(timeline: MemoryTimeline) -> int:
     """Return the index of the first point with a model in memory: the first report comes before it is built."""
-    return min(len(story.lowest_bytes) - 1, 1)
+    return min(len(timeline.lowest_bytes) - 1, 1)
 
 
-def _choose_marks(marks: Sequence[RecordedEvent]) -> list[RecordedEvent]:
+def _choose_marks(events: Sequence[RecordedEvent]) -> list[RecordedEvent]:
     """Return the most important events in order of time; of equally important ones the newest."""
-    worth = sorted(marks, key=lambda mark: (_WEIGHT.get(mark.kind, len(_WEIGHT)), -mark.at_seconds))
+    worth = sorted(events, key=lambda mark: (_WEIGHT.get(mark.kind, len(_WEIGHT)), -mark.at_seconds))
     return sorted(worth[:MAX_MARKS], key=lambda mark: mark.at_seconds)
 
 
 def render_conclusion(record: RunRecord, devices: Sequence[RecordedDevice], gpus: Mapping[str, str]) -> Iterator[Line]:
     """Yield what follows: the diagnosis and the next step, the OOM forecast, or that memory is steady; batch sizes."""
-    diagnosis = next((each.verdict for each in reversed(record.errors_told) if each.verdict), None)
+    diagnosis = next((each.diagnosis for each in reversed(record.reported_errors) if each.diagnosis), None)
     growing = [device for device in devices if device.memory_growth_bytes_per_second is not None]
     for device in growing:
         yield "forecast", _forecast(device, gpu_name(device.uuid, gpus) if len(devices) > 1 else "")
@@ -136,12 +136,12 @@ def _host_forecast(growth: float, seconds: float | None) -> str:
 
 def _describe_course(record: RunRecord, device: RecordedDevice) -> str:
     """Return a sentence that says whether memory is steady, by the timeline alone."""
-    story = device.story
-    assert story is not None
+    timeline = device.timeline
+    assert timeline is not None
     verb = "is" if record.outcome is None else "was"
-    first = _first_settled_point(story)
-    lows = story.lowest_bytes[first:]
-    lasted = story.ended_seconds[-1] - story.began_seconds[first]
+    first = _first_settled_point(timeline)
+    lows = timeline.lowest_bytes[first:]
+    lasted = timeline.ended_seconds[-1] - timeline.began_seconds[first]
     if len(lows) < MIN_POINTS or lasted < MIN_SECONDS:
         return f"reported for {format_elapsed(lasted)}: too short to say whether it {verb} steady"
     third = len(lows) // 3

@@ -17,7 +17,7 @@ from gpuwarden.cli.runs.memory_chart import choose_alphabet
 from gpuwarden.cli.runs.memory_report import (
     TerminalFormat,
     gpu_name,
-    render_memory_story,
+    render_memory_timeline,
 )
 from gpuwarden.cli.runs.run_list import state_text
 from gpuwarden.errors.kind_guides import describe_error, find_text_guide
@@ -50,20 +50,22 @@ def render_details(record: RunRecord, gpus: Mapping[str, str], width: int, page:
         yield from wrap_text("", f"{number}{device.name} {device.uuid}", width)
         for label, text in _device_lines(device):
             yield from wrap_text(f"{INDENT}{label}", text, width)
-    last = next((error for error in reversed(record.errors_told) if error.verdict), None)  # the report ends with it
-    for error in record.errors_told:
+    last = next(
+        (error for error in reversed(record.reported_errors) if error.diagnosis), None
+    )  # the report ends with it
+    for error in record.reported_errors:
         yield ""
         yield from wrap_text(
             "", f"{_moment(error.timestamp_seconds)} {describe_error(error.kind, error.exception)}", width
         )
-        for label, text in _error_lines(replace(error, verdict=None) if error is last else error, gpus):
+        for label, text in _error_lines(replace(error, diagnosis=None) if error is last else error, gpus):
             yield from wrap_text(f"{INDENT}{label}", text, width)
     yield from _memory_lines(record, TerminalFormat(width, choose_alphabet(sys.stdout.encoding), gpus))
 
 
 def _memory_lines(record: RunRecord, page: TerminalFormat) -> Iterator[str]:
     """Yield the report on memory; it comes last, so that a terminal still shows it."""
-    for label, text in render_memory_story(record, page):
+    for label, text in render_memory_timeline(record, page):
         if label is None:
             yield sanitize(text)
         else:
@@ -141,9 +143,9 @@ def _error_lines(error: RecordedError, gpus: Mapping[str, str]) -> Iterator[tupl
     for device, memory in (error.memory or {}).items():
         limit = f" of {format_bytes(memory.limit_bytes)}" if memory.limit_bytes is not None else ""
         yield "in use", f"{format_bytes(memory.in_use_bytes)}{limit} on {device}"
-    if error.verdict:
-        yield "diagnosis", f"{error.verdict.name.replace('_', ' ')}: {error.verdict.evidence}"
-        yield "next step", error.verdict.next_step
+    if error.diagnosis:
+        yield "diagnosis", f"{error.diagnosis.name.replace('_', ' ')}: {error.diagnosis.evidence}"
+        yield "next step", error.diagnosis.next_step
     elif error.kind not in OOM_KINDS:  # records of earlier versions have no next step
         yield "next step", error.next_step or find_text_guide(error.kind, error.exception, error.text).next_step
     yield from _known("message", cut_middle(error.text, MAX_MESSAGE_CHARACTERS))

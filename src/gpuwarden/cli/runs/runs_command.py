@@ -144,9 +144,9 @@ def _describe_folders(config: Config, answer: Mapping[str, Any]) -> str:
     if "folder" in answer:
         return f"Run records are in {sanitize(str(answer['folder']))}"
     if answer:
-        return "This daemon does not store finished runs on disk (option `receipts`)"
+        return "This daemon does not store finished runs on disk (option `records`)"
     own = find_user_database_folder()
-    folders = [config.receipts.path, find_database_folder(config.receipts), own if own and own.is_dir() else None]
+    folders = [config.records.path, find_database_folder(config.records), own if own and own.is_dir() else None]
     names = dict.fromkeys(sanitize(str(folder)) for folder in folders if folder)
     return f"Run records are in {' or '.join(names)}" if names else "Run records are not stored"
 

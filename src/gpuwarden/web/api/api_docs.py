@@ -44,7 +44,7 @@ JSON:
 curl -s http://127.0.0.1:9846/api/v1/state | jq -r '.troubles[]? | "\\(.level): \\(.name): \\(.text)"'
 curl -s http://127.0.0.1:9846/api/v1/history | jq '.gpus[].temperature_celsius | max'
 curl -s 'http://127.0.0.1:9846/api/v1/runs?limit=10' | jq '.live[] | {name, steps, gpu_idle_ratio, energy_joules}'
-curl -s http://127.0.0.1:9846/api/v1/runs/88214-9120533 | jq '.devices[0].story'
+curl -s http://127.0.0.1:9846/api/v1/runs/88214-9120533 | jq '.devices[0].timeline'
 curl -s http://127.0.0.1:9846/api/v1/incidents | jq -r '.incidents[] | "\\(.id): \\(.finding.text)"'
 ```
 """
@@ -69,8 +69,8 @@ and 5 runs, 30 KB compressed.
     RunRecord: (
         "Run records",
         """
-[Runs](../use/runs.md#run-records) explains what a record covers. `/api/v1/runs` lists records without `marks` and
-`story`; `/api/v1/runs/ID` returns one with both, about 8 KB a device. If several boots have the same id, it is the
+[Runs](../use/runs.md#run-records) explains what a record covers. `/api/v1/runs` lists records without `events` and
+`timeline`; `/api/v1/runs/ID` returns one with both, about 8 KB a device. If several boots have the same id, it is the
 newest.
 
 The list has these keys:

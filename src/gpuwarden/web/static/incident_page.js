@@ -40,7 +40,7 @@ async function load() {
 }
 
 function plainPage(text, note) {
-  show(part("main"), h("section", { class: "verdict unknown", "aria-labelledby": "sentence" }, h("h2", { id: "sentence" }, text), h("p", {}, note)),
+  show(part("main"), h("section", { class: "banner unknown", "aria-labelledby": "sentence" }, h("h2", { id: "sentence" }, text), h("p", {}, note)),
     h("p", {}, "Incidents that it knows: "), copyable("gpuwarden incidents"), h("p", {}, h("a", { href: "../" }, "All GPUs and runs")));
 }
 
@@ -54,7 +54,7 @@ function draw(incident) {
     h("h1", {}, "Incident on ", h("bdi", {}, short(host))),
     h("p", { class: "facts-line" }, when(incident.began_timestamp_seconds), ` · ${plain(incident.kind)} · ${incident.id}`, state(incident)));
   show(part("main"),
-    h("section", { class: `verdict ${severity}`, "aria-labelledby": "sentence", "data-key": "verdict" },
+    h("section", { class: `banner ${severity}`, "aria-labelledby": "sentence", "data-key": "banner" },
       h("h2", { id: "sentence" }, mark(severity), " ", h("bdi", {}, prose(finding.text))), note ? h("p", {}, "Note: ", h("bdi", {}, note)) : null),
     timeline(incident),
     concerned(incident).map((each) => section(`gpu-${each.uuid}`, [gpu(each.uuid), " ", h("span", { class: "about" }, each.name, each.fault ? ` (${plain(each.fault)})` : "")], charts.ofIncident(each))),

@@ -7,7 +7,7 @@ import { Live } from "./live.js";
 import { Past } from "./past.js";
 import { runs } from "./runs.js";
 import { h, show } from "./tree.js";
-import { announced, foot, head, judged, verdict } from "./verdict.js";
+import { announcement, foot, head, summarize, banner } from "./banner.js";
 import { capital, clock, lasting } from "./words.js";
 
 const part = (id) => document.getElementById(id);
@@ -28,22 +28,22 @@ function hash() {
 
 function draw(state, old) {
   redraw = () => draw(state, old);
-  const seen = state && judged(state);
+  const seen = state && summarize(state);
   document.body.classList.toggle("old", Boolean(old));
   if (state) {
     const at = places(state.gpus);
     charts.start(past.read(state.daemon.poll_interval_seconds));
     show(part("head"), head(state, recorded));
-    show(part("main"), verdict(state, seen, old), gpus(state, charts, hash()),
+    show(part("main"), banner(state, seen, old), gpus(state, charts, hash()),
       h("div", { class: "columns", "data-key": "columns" },
         h("div", {}, runs(state, at, charts, hash()), processes(state, at)), h("div", {}, incidents(recorded), events(state))));
     show(part("foot"), foot(state));
     charts.draw();
   } else {
-    show(part("main"), verdict(null, null, old));
+    show(part("main"), banner(null, null, old));
   }
   document.title = [old ? "? unknown" : seen.text, state?.host.name, "gpuwarden"].filter(Boolean).join(" · ");
-  const text = announced(seen, old);
+  const text = announcement(seen, old);
   if (part("announcement").textContent !== text) part("announcement").textContent = text; // otherwise a screen reader repeats it
 }
 

@@ -11,7 +11,7 @@ const HEIGHTS = { wide: 320, narrow: 240 }; // pixels
 const NARROW = 600; // pixels
 const RANGES = [[0, "whole run"], [3600, "last hour"], [600, "last ten minutes"]]; // by seconds
 const GAP_SECONDS = 2; // between two windows of the record: no daemon was running
-const MAX_MARKS = 9; // listed at once; the chart has all
+const MAX_EVENTS = 9; // listed at once; the chart has all
 const BADGE = 16; // pixels
 const ROWS = 2; // of badges that would lie on each other
 const Y_INCREMENTS = Array.from({ length: 28 }, (_, power) => 2 ** (power + 18));
@@ -45,14 +45,14 @@ export class MemoryChart {
 
   section(view) {
     this.#view = view;
-    const devices = (view.record.devices ?? []).filter(({ story }) => story);
+    const devices = (view.record.devices ?? []).filter(({ timeline }) => timeline);
     const device = devices.find(({ uuid }) => uuid === this.#chosen.uuid) ?? nextOom(view) ?? devices.toSorted((one, other) => room(one) - room(other))[0];
-    if (!device?.story) return null;
+    if (!device?.timeline) return null;
     const ranges = RANGES.filter(([seconds]) => view.record.duration_seconds > seconds);
     const range = view.run && ranges.some(([seconds]) => String(seconds) === this.#chosen.range) ? this.#chosen.range : "0";
-    this.#data = range === "0" ? lifeOf(view, device) : lastOf(view, device, Number(range));
+    this.#data = range === "0" ? wholeRun(view, device) : lastSeconds(view, device, Number(range));
     const name = gpuName(view, device.uuid);
-    const marks = this.#data.marks;
+    const events = this.#data.events;
     return h("section", { class: "memory-section", "data-key": "memory", "aria-labelledby": "memory" },
       h("div", { class: "title-row" },
         h("h2", { id: "memory" }, `Memory on ${name}`),
@@ -65,7 +65,7 @@ export class MemoryChart {
       }),
       h("p", { class: "readout", "data-keep": "readout", "aria-hidden": "true" }),
       this.#data.forecast ? h("p", { class: "unseen" }, forecastText(this.#data.forecast)) : null,
-      marks.length ? bounded(marks.map((each, place) => line(each, place)), MAX_MARKS, "events", "ol", { class: "lines marks" }) : null,
+      events.length ? bounded(events.map((each, place) => line(each, place)), MAX_EVENTS, "events", "ol", { class: "lines events" }) : null,
       values(this.#data));
   }
 
@@ -165,18 +165,18 @@ function choices(name, label, options, chosen) {
 }
 
 // The whole life, from the record's timeline.
-function lifeOf(view, device) {
+function wholeRun(view, device) {
   const { record } = view;
-  const story = device.story;
+  const timeline = device.timeline;
   const began = startOf(record);
   const rows = [];
-  story.ended_seconds.forEach((ended, place) => {
+  timeline.ended_seconds.forEach((ended, place) => {
     const row = (seconds) => ({
-      at: began + seconds, inUse: story.highest_bytes[place], peak: story.peak_bytes[place], limit: known(story.headroom_bytes?.[place]) ? story.highest_bytes[place] + story.headroom_bytes[place] : null,
-      others: story.others_bytes?.[place], epoch: story.epoch?.[place], batch: story.batch_size?.[place],
+      at: began + seconds, inUse: timeline.highest_bytes[place], peak: timeline.peak_bytes[place], limit: known(timeline.headroom_bytes?.[place]) ? timeline.highest_bytes[place] + timeline.headroom_bytes[place] : null,
+      others: timeline.others_bytes?.[place], epoch: timeline.epoch?.[place], batch: timeline.batch_size?.[place],
     });
-    const start = story.began_seconds[place];
-    const before = place ? story.ended_seconds[place - 1] : null;
+    const start = timeline.began_seconds[place];
+    const before = place ? timeline.ended_seconds[place - 1] : null;
     if (before !== null && start - before > GAP_SECONDS) rows.push({ at: began + before + GAP_SECONDS / 2, inUse: null, peak: null, limit: null }, row(start));
     else if (before === null && start < ended) rows.push(row(start));
     if (!rows.length || began + ended > rows.at(-1).at) rows.push(row(ended));
@@ -186,7 +186,7 @@ function lifeOf(view, device) {
 }
 
 // The last seconds, from the daemon's history and what this page has seen.
-function lastOf(view, device, seconds) {
+function lastSeconds(view, device, seconds) {
   const { times, column } = view.past;
   const key = `run ${view.record.run_id} ${device.uuid}`;
   const [inUse, left] = [column(`${key} memory_in_use_bytes`), column(`${key} headroom_bytes`)];
@@ -209,15 +209,15 @@ function complete(view, device, rows, from, to) {
   const highest = Math.max(1, ...[...inUse, ...peak, ...limit].filter(known));
   return {
     times, inUse, peak, limit, others: column("others"), epochs: column("epoch"), batches: column("batch"),
-    span: [from, end], top: highest * 1.16, forecast, now: to, marks: marksOf(view.record, device.uuid).filter(({ at }) => at >= from - 1),
+    span: [from, end], top: highest * 1.16, forecast, now: to, events: eventsOf(view.record, device.uuid).filter(({ at }) => at >= from - 1),
   };
 }
 
-function marksOf(record, uuid) {
+function eventsOf(record, uuid) {
   const began = startOf(record);
-  const marks = (record.marks ?? []).filter((each) => !each.uuid || each.uuid === uuid).map(({ at_seconds: at, kind, text, level }) => ({ at: began + at, kind, text, level }));
-  const others = (record.errors_told ?? []).filter(({ kind }) => kind !== "device_oom" && kind !== "host_oom").map(({ timestamp_seconds: at, kind, exception }) => ({ at, kind: "error", text: `${short(exception)}${errorWords(kind)}`, level: OUTCOME_SEVERITY.failed }));
-  return [...marks, ...others].sort((one, other) => one.at - other.at);
+  const events = (record.events ?? []).filter((each) => !each.uuid || each.uuid === uuid).map(({ at_seconds: at, kind, text, level }) => ({ at: began + at, kind, text, level }));
+  const others = (record.reported_errors ?? []).filter(({ kind }) => kind !== "device_oom" && kind !== "host_oom").map(({ timestamp_seconds: at, kind, exception }) => ({ at, kind: "error", text: `${short(exception)}${errorWords(kind)}`, level: OUTCOME_SEVERITY.failed }));
+  return [...events, ...others].sort((one, other) => one.at - other.at);
 }
 
 // The line ends at the limit. It continues what reaches it: memory in use between steps, or the peak within them.
@@ -266,7 +266,7 @@ function axisTime(at, increment) {
 }
 
 // Epochs at the bottom, numbered events, the limit's name, and the forecast.
-function drawOver(plot, { epochs, times, marks, forecast, limit, now }, color) {
+function drawOver(plot, { epochs, times, events, forecast, limit, now }, color) {
   const { ctx, bbox } = plot;
   const scale = uPlot.pxRatio;
   const x = (at) => plot.valToPos(at, "x", true);
@@ -311,7 +311,7 @@ function drawOver(plot, { epochs, times, marks, forecast, limit, now }, color) {
 
   function drawMarks() {
     const ends = Array.from({ length: ROWS }, () => -Infinity);
-    marks.forEach(({ at, level }, place) => {
+    events.forEach(({ at, level }, place) => {
       const middle = x(at);
       if (middle < bbox.left - 1 || middle > right + 1) return;
       const style = color({ critical: "--critical", warning: "--warning" }[level] ?? "--muted");

@@ -23,7 +23,7 @@ function table(titles, rows, numbers = []) {
 
 // `key` is the id of the section, as a page of several runs has several.
 export function errors({ record }, key = "errors") {
-  const reported = (record.errors_told ?? []).toReversed();
+  const reported = (record.reported_errors ?? []).toReversed();
   const counts = Object.entries(record.errors ?? {}).filter(([, number]) => number);
   if (!reported.length && !counts.length) return null;
   const hidden = reported.some(({ frame, text }) => !frame && text.startsWith("not shown"));
@@ -35,15 +35,15 @@ export function errors({ record }, key = "errors") {
 
 // `explained`: the page has begun with its diagnosis.
 function error(each, hidden, explained) {
-  const { timestamp_seconds: at, kind, exception, text, frame, phase, steps, allocations = [], verdict, next_step: next } = each;
+  const { timestamp_seconds: at, kind, exception, text, frame, phase, steps, allocations = [], diagnosis, next_step: next } = each;
   const when = [phase, known(steps) ? `after ${count(steps)} steps` : null].filter(Boolean).join(" ");
   return h("li", { "data-key": `${at} ${exception}` },
     h("time", { datetime: new Date(at * 1000).toISOString() }, clock(at)), " ", h("b", {}, h("bdi", {}, short(exception))), errorWords(kind), when ? `, ${when}` : null,
     frame ? h("p", {}, "at ", h("code", {}, h("bdi", {}, frame))) : null,
     allocations.map((one) => h("p", {}, `requested ${requested(one)}`)),
     hidden ? null : h("pre", { class: "message" }, text),
-    verdict && !explained ? h("p", {}, "Cause: ", h("b", {}, plain(verdict.name)), ". ", prose(verdict.evidence)) : null,
-    (verdict?.next_step ?? next) && !explained ? h("p", {}, h("b", {}, "Next step: "), prose(verdict?.next_step ?? next)) : null);
+    diagnosis && !explained ? h("p", {}, "Cause: ", h("b", {}, plain(diagnosis.name)), ". ", prose(diagnosis.evidence)) : null,
+    (diagnosis?.next_step ?? next) && !explained ? h("p", {}, h("b", {}, "Next step: "), prose(diagnosis?.next_step ?? next)) : null);
 }
 
 function requested({ requested_bytes: bytes, shape, dtype, op, device }) {

@@ -74,17 +74,17 @@ function draw(seen, old, away) {
   show(part("foot"), foot(state));
   charts.draw();
   chart.draw();
-  entitle(old ? "? unknown" : outcome(view).text, record.name, state.host.name);
+  setTitle(old ? "? unknown" : outcome(view).text, record.name, state.host.name);
   announce(old ? old.text : first.said);
 }
 
 function oldData(old, first) {
-  return h("section", { id: "verdict", class: "verdict unknown", "aria-labelledby": "sentence", "data-key": "verdict" },
+  return h("section", { id: "banner", class: "banner unknown", "aria-labelledby": "sentence", "data-key": "banner" },
     h("h2", { id: "sentence" }, `? ${old.text}`), old.note ? h("p", {}, old.note) : null,
     h("p", { class: "was" }, `Last known: ${first.text}`));
 }
 
-function entitle(...words) {
+function setTitle(...words) {
   document.title = [...words.filter(Boolean).map(short), "gpuwarden"].join(" · ");
 }
 
@@ -96,9 +96,9 @@ function announce(text) {
 function plainPage(text, note, ...more) {
   document.body.classList.toggle("old", false);
   show(part("head"), h("h1", {}, "Training run"));
-  show(part("main"), h("section", { id: "verdict", class: "verdict unknown", "aria-labelledby": "sentence", "data-key": "verdict" },
+  show(part("main"), h("section", { id: "banner", class: "banner unknown", "aria-labelledby": "sentence", "data-key": "banner" },
     h("h2", { id: "sentence" }, text), note ? h("p", {}, note) : null), more);
-  entitle(text);
+  setTitle(text);
   announce(text);
 }
 

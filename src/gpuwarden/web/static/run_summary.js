@@ -11,7 +11,7 @@ const LEVELS = { ...OUTCOME_SEVERITY, running: "ok", finished: "ok", unknown: "u
 const CAUSES = {
   host_input: "The input pipeline used up the host's memory",
   leak: "Memory kept growing until none was left",
-  neighbour: "Another process took the memory",
+  co_tenant: "Another process took the memory",
   fragmentation: "Enough memory was free, but not in one piece",
   phase_peak: "One phase needed more memory than training",
   too_big: "The model does not fit",
@@ -104,17 +104,17 @@ function forecast({ record, at, now }, device, level) {
 }
 
 // Diagnosis of the last out-of-memory error.
-export const diagnosed = (record) => (record.errors_told ?? []).findLast(({ verdict }) => verdict);
+export const diagnosed = (record) => (record.reported_errors ?? []).findLast(({ diagnosis }) => diagnosis);
 
 function ended(record, level) {
   const error = diagnosed(record);
   const isOom = record.outcome === "out_of_memory";
   if (error && isOom) {
-    const { name, evidence, next_step: step, code } = error.verdict;
+    const { name, evidence, next_step: step, code } = error.diagnosis;
     const text = `Out of ${error.kind === "host_oom" ? "host" : "GPU"} memory: ${lower(CAUSES[name] ?? plain(name))}`;
     return { text, said: text, level, body: [h("p", { class: "evidence" }, prose(evidence)), nextStep(step), code ? copyable(code) : null, record.evidence ? h("p", { class: "about" }, capital(record.evidence), ".") : null] };
   }
-  const reported = (record.errors_told ?? []).at(-1);
+  const reported = (record.reported_errors ?? []).at(-1);
   const name = record.outcome === "failed" && reported ? `: ${reported.exception}` : "";
   const text = `${ENDINGS[record.outcome] ?? capital(plain(record.outcome))}${name || ` after ${lasting(record.duration_seconds)}`}`;
   const step = record.outcome === "finished" ? null : reported?.next_step;
@@ -137,6 +137,6 @@ export function summary(view, { text, level, body, covers }) {
   const said = (trouble) => trouble === text || covers?.test(trouble) || found.some((finding) => finding.text.startsWith(trouble));
   const others = problems(view).filter((each) => !said(capital(each.text)));
   const findings = found.map((each) => h("p", {}, prose(each.text), " ", h("b", {}, prose(each.next_step))));
-  return h("section", { id: "verdict", class: `verdict ${level}`, "aria-labelledby": "sentence", "data-key": "verdict" },
+  return h("section", { id: "banner", class: `banner ${level}`, "aria-labelledby": "sentence", "data-key": "banner" },
     h("h2", { id: "sentence" }, mark(level), " ", text), body, troubles(others, "../"), findings);
 }

@@ -3,17 +3,17 @@
 import { bounded, fact, isTrouble, mark, ofPressure, section, troubles, word } from "./marks.js";
 import { highestPeak } from "./memory.js";
 import { h, prose } from "./tree.js";
-import { amount, clock, errorKind, foreseen, known, lasting, pace, percent, plain, rate, short, step } from "./words.js";
+import { amount, clock, errorKind, forecast, known, lasting, pace, percent, plain, rate, short, step } from "./words.js";
 
 const MAX_RUNNING = 24;
 const MAX_ENDED = 8;
 const HEADROOM_UNKNOWN = {
   device_unresolved: "the device matches no GPU for certain",
-  free_memory_untold: "the driver does not report free memory",
+  free_memory_unreported: "the driver does not report free memory",
   gpu_down: "the GPU is not responding",
   no_allocator_figures: "the framework reports no memory in use",
   no_report: "no report yet",
-  process_memory_untold: "the driver does not report the memory of the process",
+  process_memory_unreported: "the driver does not report the memory of the process",
   process_unlisted: "the driver does not list the process",
   report_expired: "the last report is too old",
 };
@@ -96,8 +96,8 @@ function card(run, places, charts, closable) {
     troubles(run.troubles, ""),
     h("dl", { class: "facts" }, tight ? headroom(tight) : null, held(devices), speed(run), progress(run), waits(run), host(run)),
     outlooks(run, devices, places),
-    errors(run), findings(run), verdict(run),
-    run.batch_size_advice && !run.verdict ? h("p", {}, run.batch_size_advice) : null,
+    errors(run), findings(run), diagnosis(run),
+    run.batch_size_advice && !run.diagnosis ? h("p", {}, run.batch_size_advice) : null,
     devices.filter((each) => each.headroom_unknown).map((each) => h("p", {}, `Headroom on GPU ${places.get(each.uuid) ?? "?"} unknown: ${HEADROOM_UNKNOWN[each.headroom_unknown] ?? plain(each.headroom_unknown)}.`)),
     run.unresolved_devices ? h("p", {}, `Devices that match no GPU for certain: ${run.unresolved_devices}.`) : null,
     charts.ofRun(run, tight, places.has(tight?.uuid) ? ` on GPU ${places.get(tight.uuid)}` : ""),
@@ -110,7 +110,7 @@ function line(run) {
     bad ? mark(run.condition) : null, " ", h("b", {}, h("bdi", {}, short(run.name))), " ",
     h("span", { class: bad ? run.condition : "" }, plain(run.state)),
     known(run.ended_timestamp_seconds) ? ` at ${clock(run.ended_timestamp_seconds)}` : "",
-    run.evidence ? [": ", h("bdi", {}, run.evidence)] : "", ". ", page(run), errors(run), findings(run), verdict(run));
+    run.evidence ? [": ", h("bdi", {}, run.evidence)] : "", ". ", page(run), errors(run), findings(run), diagnosis(run));
 }
 
 const page = (run) => h("a", { href: `run/${encodeURIComponent(run.run_id)}` }, "details", h("span", { class: "unseen" }, ` of ${short(run.name)}`));
@@ -171,7 +171,7 @@ function outlooks(run, devices, places) {
   }
   return grown.map(([what, speed, soFar, seconds, lower, upper]) =>
     h("p", {}, `Leak: ${what} grows by ${rate(speed)}${known(soFar) ? `, ${amount(soFar)} so far` : ""}; `,
-      known(seconds) ? h("b", {}, `out of ${what.startsWith("host") ? "host " : ""}memory ${foreseen(seconds, lower, upper)}.`) : "no forecast yet."));
+      known(seconds) ? h("b", {}, `out of ${what.startsWith("host") ? "host " : ""}memory ${forecast(seconds, lower, upper)}.`) : "no forecast yet."));
 }
 
 function errors(run) {
@@ -184,7 +184,7 @@ function findings(run) {
   return (run.findings ?? []).map((each) => h("p", {}, prose(each.text), " ", h("b", {}, prose(each.next_step))));
 }
 
-function verdict(run) {
-  if (!run.verdict) return null;
-  return h("p", {}, "Out of memory, cause: ", h("b", {}, plain(run.verdict.name)), ". ", prose(run.verdict.evidence), " ", h("b", {}, prose(run.verdict.next_step)));
+function diagnosis(run) {
+  if (!run.diagnosis) return null;
+  return h("p", {}, "Out of memory, cause: ", h("b", {}, plain(run.diagnosis.name)), ". ", prose(run.diagnosis.evidence), " ", h("b", {}, prose(run.diagnosis.next_step)));
 }

@@ -25,7 +25,7 @@ function bring(old, fresh) {
   for (const wanted of [...fresh.childNodes]) {
     const key = wanted.dataset?.key;
     const found = key ? keyed.get(key) : at;
-    if (found && alike(found, wanted)) {
+    if (found && isSameElement(found, wanted)) {
       keyed.delete(key);
       if (found !== at) old.insertBefore(found, at);
       else at = at.nextSibling;
@@ -41,7 +41,7 @@ function bring(old, fresh) {
   }
 }
 
-function alike(found, wanted) {
+function isSameElement(found, wanted) {
   return found.nodeName === wanted.nodeName && found.dataset?.key === wanted.dataset?.key && found.dataset?.keep === wanted.dataset?.keep;
 }
 

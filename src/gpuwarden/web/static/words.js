@@ -42,7 +42,7 @@ export function step(seconds) {
 }
 
 // Forecast: in about 33s (31s to 35s).
-export function foreseen(seconds, lower, upper) {
+export function forecast(seconds, lower, upper) {
   if (!seconds) return "at any moment";
   return `in about ${lasting(seconds)} (${known(lower) ? lasting(lower) : "now"} to ${known(upper) ? lasting(upper) : "longer"})`;
 }

@@ -23,7 +23,7 @@ function subjects(state) {
 }
 
 // Return the banner's sentence, links to what the tiles show, and a line for each other problem.
-export function judged(state) {
+export function summarize(state) {
   const { daemon, gpus, condition } = state;
   const bad = subjects(state);
   const onTiles = new Set(gpus.filter((gpu) => isTrouble(gpu.condition)).flatMap(({ uuid, mig = [] }) => [uuid, ...mig.map((each) => each.uuid)]));
@@ -51,14 +51,14 @@ export function judged(state) {
 }
 
 // `old` says why the data is old.
-export function verdict(state, seen, old) {
+export function banner(state, seen, old) {
   const lines = seen ? bounded(seen.lines, MAX_LINES, "with problems", "ul", { class: "wrong" }) : null;
   if (old) {
-    return h("section", { id: "verdict", class: "verdict unknown", "aria-labelledby": "sentence", "data-key": "verdict" },
+    return h("section", { id: "banner", class: "banner unknown", "aria-labelledby": "sentence", "data-key": "banner" },
       h("h2", { id: "sentence" }, mark("unknown"), " ", old.text), old.note ? h("p", {}, old.note) : null,
       state ? h("div", { class: "was" }, h("p", {}, `At ${clock(state.polled_timestamp_seconds)}: ${sentence(seen)}`), lines) : null);
   }
-  return h("section", { id: "verdict", class: `verdict ${seen.condition}`, "aria-labelledby": "sentence", "data-key": "verdict" },
+  return h("section", { id: "banner", class: `banner ${seen.condition}`, "aria-labelledby": "sentence", "data-key": "banner" },
     h("h2", { id: "sentence" }, mark(seen.condition), " ", seen.text), seen.links ? h("p", {}, seen.links) : null, seen.note ? h("p", {}, `${capital(seen.note)}.`) : null, fitness(state.fitness), lines);
 }
 
@@ -71,7 +71,7 @@ function fitness(found) {
 const sentence = ({ text, note }) => (note ? `${text}; ${note}.` : `${text}.`);
 
 // Text for screen readers, without numbers that change with each poll.
-export function announced(seen, old) {
+export function announcement(seen, old) {
   if (old) return old.text;
   const names = seen.bad.map(({ name, level }) => `${short(name)} ${word(level)}`);
   return [seen.text, ...names.slice(0, MAX_LINES)].join("; ");
