@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwarden.capture.masking import Masks
-from gpuwarden.capture.text_masking import TextMasks
+from gpuwarden.capture.masking import Masks, TextMasks
 
 UUID = "GPU-a0b1c2d0-4d4f-434b-8000-000000000000"
 MASKED_UUID = "GPU-00000000-0000-4000-8000-000000000000"

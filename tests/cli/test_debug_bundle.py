@@ -17,7 +17,7 @@ from services import Daemon, ending, until
 from stand_in_server import serve_answers
 
 from gpuwarden.capture.capture_file import load_capture
-from gpuwarden.capture.text_masking import UNMASKED
+from gpuwarden.capture.masking import UNMASKED
 
 PAGE = Path(__file__).parents[2] / "docs/use/debug-bundle.md"
 SECRET = "https://hooks.example.org/T0/very-secret-token"  # noqa: S105 - of this test

@@ -26,9 +26,8 @@ from typing import Any, BinaryIO, TypeVar
 
 from gpuwarden._version import __version__
 from gpuwarden.capture.capture_file import render_capture
-from gpuwarden.capture.masking import Masks, mask_capture
+from gpuwarden.capture.masking import UNMASKED, Masks, TextMasks, mask_capture
 from gpuwarden.capture.recording import record
-from gpuwarden.capture.text_masking import UNMASKED, TextMasks
 from gpuwarden.cli.common.api_client import fetch
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.configured_source import open_configured_source
