@@ -251,7 +251,9 @@ def _uses_gpu(folder: Path, pid: str) -> bool:
     for socket in folder.glob("gpuwarden-run-*/api.sock"):
         command = ["curl", "-s", "--unix-socket", str(socket), "http://localhost/api/v1/runs"]
         listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        return any(str(each["pid"]) == pid and each.get("gpu_seconds") for each in json.loads(listed or "{}")["live"])
+        return any(
+            str(each["pid"]) == pid and each.get("gpu_seconds") for each in json.loads(listed or "{}").get("live", [])
+        )
     return False
 
 
