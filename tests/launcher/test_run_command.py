@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands import run_command
 from pseudo_terminal import terminal
 from services import Daemon, Process, ending, until
 
@@ -34,17 +34,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"GPUWARDEN_SOCKET": str(tmp_path / "none.sock"), "TMPDIR": str(tmp_path)}
 
 
-def launch(environment: dict[str, str], *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    """Run `gpuwarden run ARGUMENTS` to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "gpuwarden", "run", *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        **settings,
-    )
+def launch(environment: dict[str, str], *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run `gpuwarden run ARGUMENTS` to its end, with a text as its input."""
+    return run_command("run", *arguments, env=environment, text=text)
 
 
 def rows(card: str) -> dict[str, str]:
@@ -59,7 +51,7 @@ def rows(card: str) -> dict[str, str]:
 
 def test_output_and_status_are_the_programs(environment: dict[str, str], tmp_path: Path) -> None:
     """Standard input, output and exit status pass through; the card is on standard error, and nothing is left."""
-    ended = launch(environment, "--", "sh", "-c", "cat; echo of the program >&2; exit 7", input="given\n")
+    ended = launch(environment, "--", "sh", "-c", "cat; echo of the program >&2; exit 7", text="given\n")
     assert (ended.returncode, ended.stdout) == (7, "given\n")
     assert ended.stderr.startswith("of the program\n\ngpuwarden run, started ")
     assert rows(ended.stderr)["outcome"].startswith("failed after ")
@@ -203,7 +195,7 @@ def test_program_that_ends_at_once(environment: dict[str, str], tmp_path: Path) 
 def test_prompt(environment: dict[str, str]) -> None:
     """An error at Python's prompt, or in a script before it, is no cause of a later end without error."""
     for arguments, lines in ((["-i"], "{}['gone']\n"), (["-i", "-c", "{}['gone']"], "")):
-        ended = launch(environment, "--", sys.executable, *arguments, input=lines)
+        ended = launch(environment, "--", sys.executable, *arguments, text=lines)
         assert "KeyError: 'gone'" in ended.stderr
         assert rows(ended.stderr)["outcome"].startswith("finished")
         assert "cause" not in rows(ended.stderr)
