@@ -113,6 +113,7 @@ def test_interrupt(environment: dict[str, str]) -> None:
     assert rows(ended.stderr)["outcome"].endswith("(ended by SIGINT)")
 
 
+@pytest.mark.slow
 def test_death_by_nameless_signal(environment: dict[str, str]) -> None:
     """A real-time signal, which Python has no name for, ends the command too."""
     ended = launch(environment, "--", "sh", "-c", "kill -37 $$")
@@ -192,6 +193,7 @@ def test_program_that_ends_at_once(environment: dict[str, str], tmp_path: Path) 
         assert (run["name"], run["outcome"]) == ("true", "finished")
 
 
+@pytest.mark.slow
 def test_prompt(environment: dict[str, str]) -> None:
     """An error at Python's prompt, or in a script before it, is no cause of a later end without error."""
     for arguments, lines in ((["-i"], "{}['gone']\n"), (["-i", "-c", "{}['gone']"], "")):
@@ -201,6 +203,7 @@ def test_prompt(environment: dict[str, str]) -> None:
         assert "cause" not in rows(ended.stderr)
 
 
+@pytest.mark.slow
 def test_run_within_a_run(environment: dict[str, str]) -> None:
     """Both cards have the error."""
     script = [sys.executable, "-c", "{}['gone']"]
@@ -311,6 +314,7 @@ def test_output_that_nobody_reads(environment: dict[str, str]) -> None:
     assert ended.returncode == 5
 
 
+@pytest.mark.slow
 def test_hostile_names(environment: dict[str, str], tmp_path: Path) -> None:
     """Neither a name of any length nor one that is no text keeps a program from running, or its card from a file."""
     path = tmp_path / "card.txt"
@@ -322,6 +326,7 @@ def test_hostile_names(environment: dict[str, str], tmp_path: Path) -> None:
     assert "\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}[31m.sh" in path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_signals_after_the_program(environment: dict[str, str], tmp_path: Path) -> None:
     """A second Ctrl-C, or a signal to end, while the card is made: it comes, nothing is left, and the status stays."""
     script = "for p in $(cat /proc/$PPID/task/$PPID/children); do [ $p = $$ ] || kill -STOP $p; done; exit 4"
@@ -359,6 +364,7 @@ def test_terminal(environment: dict[str, str]) -> None:
         assert any(line.startswith("outcome     finished after") for line in screen.lines())
 
 
+@pytest.mark.slow
 def test_stop_and_continue(environment: dict[str, str], tmp_path: Path) -> None:
     """When the program stops, as by Ctrl-Z, the command stops too, so that a shell can continue the job."""
     with (tmp_path / "log").open("wb") as log:
@@ -377,6 +383,7 @@ def test_stop_and_continue(environment: dict[str, str], tmp_path: Path) -> None:
         assert launched.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_program_that_stops_itself(environment: dict[str, str]) -> None:
     """In the foreground of a terminal the command stops too, by SIGSTOP as well, so that its shell goes on."""
     with terminal("run", "--", "sh", "-c", "kill -STOP $$; echo went on", env=environment) as screen:
