@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from offenders import assert_none
 
 from tools.architecture import layers
-from tools.architecture.diagram import part_imports, reachable
+from tools.architecture.__main__ import DIAGRAM, PAGE, page
+from tools.architecture.diagram import draw, part_imports, reachable
 from tools.architecture.source import Module, imports, modules, packages_imported
 
 REPEATED_NAMES = {"metrics", "model", "__init__", "__main__"}  # each package has its own
@@ -130,3 +131,9 @@ def _assigned(module: Module) -> Iterator[str]:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def test_map_is_in_step() -> None:
+    """Diagram and package table are those of the source; `make docs` writes them."""
+    assert DIAGRAM.read_text(encoding="utf-8") == draw()
+    assert PAGE.read_text(encoding="utf-8") == page()

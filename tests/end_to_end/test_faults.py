@@ -235,10 +235,12 @@ def test_call_to_the_whole_driver_that_hangs(well: Box) -> None:
     """While the driver does not report the number of GPUs, the known ones are still read."""
     well.mock.hang("*", "nvmlDeviceGetCount_v2")
     until(lambda: well.page().value("gpuwarden_collector_success") == 0, "the fault")
+    began = well.page().value("gpuwarden_poll_timestamp_seconds") or 0
     for page in well.pages(2 * SETTLED):
         assert page.value("gpuwarden_gpus") is None
         assert (page.value("gpuwarden_collector_errors_total", error="timeout") or 0) > 0
-        fresh(page, *ALL)
+        assert page.up() == [1] * GPUS
+    until(lambda: min(well.page().all("gpuwarden_gpu_last_success_timestamp_seconds").values()) > began, "all are read")
 
 
 def test_slow_gpu_is_late_and_not_lost(well: Box) -> None:

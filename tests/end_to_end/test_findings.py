@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from commands import run_command
 from services import Daemon, Process, ending, fetch, until
 
@@ -31,7 +32,7 @@ sys.stdin.readline()
 """
 FIT_LINE = SCRIPT.splitlines().index("    model.fit(x[:, 0], x[:, :1], verbose=0, callbacks=[warden])") + 1
 
-pytestmark = needs_framework("tensorflow")
+pytestmark = [pytest.mark.frameworks, needs_framework("tensorflow")]
 
 
 def show(daemon: Daemon, run_id: str) -> list[str]:

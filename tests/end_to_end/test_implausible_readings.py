@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,7 +89,9 @@ def test_nonsense(box: tuple[Daemon, MockNvml]) -> None:
         assert not pages[0].all(metric, uuid=UUIDS[gpu], **REFUSED.get(setting, {})), metric
     assert pages[0].up() == [1, 1]
     state = json.loads(fetch(f"{daemon.url}/api/v1/state"))
-    assert (state["condition"], [gpu["condition"] for gpu in state["gpus"]], state["events"]) == ("ok", ["ok"] * 2, [])
+    late = re.compile("timeout|responding again")  # of a busy machine
+    events = [event["text"] for event in state["events"] if not late.search(event["text"])]
+    assert (state["condition"], [gpu["condition"] for gpu in state["gpus"]], events) == ("ok", ["ok"] * 2, [])
     mock.clear()
     pages.append(until(lambda: all_again(daemon), "all values again"))
     for page in pages:

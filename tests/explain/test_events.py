@@ -302,26 +302,27 @@ def test_long_lines_are_cut_and_counted_once() -> None:
 
 
 def test_large_log_takes_seconds() -> None:
-    """Twenty megabytes of steps with one error at their end: found, in a time that a busy machine keeps too."""
+    """Five megabytes of steps with one error at their end: found, in a time that a busy machine keeps too."""
     steps = "".join(
-        f"step {number} loss {number / 7:.4f} max memory allocated {number} on cuda:0\n" for number in range(400_000)
+        f"step {number} loss {number / 7:.4f} max memory allocated {number} on cuda:0\n" for number in range(100_000)
     )
     began = time.process_time()
     assert names(steps + "RuntimeError: CUDA error: an illegal memory access was encountered\n") == ["illegal_address"]
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 3
 
 
 def test_many_different_errors_are_bounded() -> None:
     """A log of nothing but different errors keeps a bounded number, in a bounded time."""
     words = random.Random(1)  # noqa: S311 - no secret
-    text = "".join(f"CUDA error: out of memory {''.join(words.choices('ghijklmnop', k=12))}\n" for _ in range(30_000))
+    text = "".join(f"CUDA error: out of memory {''.join(words.choices('ghijklmnop', k=12))}\n" for _ in range(3_000))
     assert len(events(text)) == MAX_EVENTS
 
 
-def test_error_after_many_different_warnings_is_found() -> None:
+def test_error_after_many_different_warnings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit on searched lines leaves room for those that a logger marks as errors."""
+    monkeypatch.setattr("gpuwarden.explain.events._MAX_SEARCHES", 500)
     words = random.Random(2)  # noqa: S311 - no secret
-    warnings = "".join(f"warning {''.join(words.choices('ghijkm', k=14))} failed\n" for _ in range(12_000))
+    warnings = "".join(f"warning {''.join(words.choices('ghijkm', k=14))} failed\n" for _ in range(600))
     assert names(warnings + "2024-05-10 09:14:10.5: E x/cuda_dnn.cc:4] could not create cudnn handle\n") == [
         "library_init_failed"
     ]

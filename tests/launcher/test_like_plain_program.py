@@ -62,6 +62,15 @@ PROPERTIES = {
         nice -n 3 "$@" sh -c "pwd -P; umask; nice; cd /proc/self; cat oom_score_adj limits; grep Cpus_allowed status"
         echo $?""",
 }
+SLOW = {  # each starts the launcher and its program twice; the other properties cover the same code of the launcher
+    "SIGPIPE ignored by a shell's script",
+    "SIGPIPE ignored by systemd",
+    "SIGPIPE ignored by a parent for itself",
+    "SIGINT and SIGQUIT ignored in the background",
+    "pending alarm",
+    "order of output",
+    "closed standard streams",
+}
 
 # Python ignores these, which the programs that it starts by exec would inherit.
 RESET = "import os, signal, sys; [signal.signal(each, signal.SIG_DFL) for each in (signal.SIGPIPE, signal.SIGXFSZ)]"
@@ -144,7 +153,9 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         thread.join()
 
 
-@pytest.mark.parametrize("name", PROPERTIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PROPERTIES]
+)
 def test_property(name: str, daemon: dict[str, str], tmp_path: Path) -> None:
     """The program has the property as it has it alone."""
     alone = observe(PROPERTIES[name], [], daemon, tmp_path / "alone")

@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands import run_command
 from pseudo_terminal import terminal
 from services import Daemon, Process, ending, until
 
@@ -34,17 +34,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"GPUWARDEN_SOCKET": str(tmp_path / "none.sock"), "TMPDIR": str(tmp_path)}
 
 
-def launch(environment: dict[str, str], *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    """Run `gpuwarden run ARGUMENTS` to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "gpuwarden", "run", *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        **settings,
-    )
+def launch(environment: dict[str, str], *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run `gpuwarden run ARGUMENTS` to its end, with a text as its input."""
+    return run_command("run", *arguments, env=environment, text=text)
 
 
 def rows(card: str) -> dict[str, str]:
@@ -59,7 +51,7 @@ def rows(card: str) -> dict[str, str]:
 
 def test_output_and_status_are_the_programs(environment: dict[str, str], tmp_path: Path) -> None:
     """Standard input, output and exit status pass through; the card is on standard error, and nothing is left."""
-    ended = launch(environment, "--", "sh", "-c", "cat; echo of the program >&2; exit 7", input="given\n")
+    ended = launch(environment, "--", "sh", "-c", "cat; echo of the program >&2; exit 7", text="given\n")
     assert (ended.returncode, ended.stdout) == (7, "given\n")
     assert ended.stderr.startswith("of the program\n\ngpuwarden run, started ")
     assert rows(ended.stderr)["outcome"].startswith("failed after ")
@@ -121,6 +113,7 @@ def test_interrupt(environment: dict[str, str]) -> None:
     assert rows(ended.stderr)["outcome"].endswith("(ended by SIGINT)")
 
 
+@pytest.mark.slow
 def test_death_by_nameless_signal(environment: dict[str, str]) -> None:
     """A real-time signal, which Python has no name for, ends the command too."""
     ended = launch(environment, "--", "sh", "-c", "kill -37 $$")
@@ -200,15 +193,17 @@ def test_program_that_ends_at_once(environment: dict[str, str], tmp_path: Path) 
         assert (run["name"], run["outcome"]) == ("true", "finished")
 
 
+@pytest.mark.slow
 def test_prompt(environment: dict[str, str]) -> None:
     """An error at Python's prompt, or in a script before it, is no cause of a later end without error."""
     for arguments, lines in ((["-i"], "{}['gone']\n"), (["-i", "-c", "{}['gone']"], "")):
-        ended = launch(environment, "--", sys.executable, *arguments, input=lines)
+        ended = launch(environment, "--", sys.executable, *arguments, text=lines)
         assert "KeyError: 'gone'" in ended.stderr
         assert rows(ended.stderr)["outcome"].startswith("finished")
         assert "cause" not in rows(ended.stderr)
 
 
+@pytest.mark.slow
 def test_run_within_a_run(environment: dict[str, str]) -> None:
     """Both cards have the error."""
     script = [sys.executable, "-c", "{}['gone']"]
@@ -251,7 +246,9 @@ def _uses_gpu(folder: Path, pid: str) -> bool:
     for socket in folder.glob("gpuwarden-run-*/api.sock"):
         command = ["curl", "-s", "--unix-socket", str(socket), "http://localhost/api/v1/runs"]
         listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        return any(str(each["pid"]) == pid and each.get("gpu_seconds") for each in json.loads(listed or "{}")["live"])
+        return any(
+            str(each["pid"]) == pid and each.get("gpu_seconds") for each in json.loads(listed or "{}").get("live", [])
+        )
     return False
 
 
@@ -317,6 +314,7 @@ def test_output_that_nobody_reads(environment: dict[str, str]) -> None:
     assert ended.returncode == 5
 
 
+@pytest.mark.slow
 def test_hostile_names(environment: dict[str, str], tmp_path: Path) -> None:
     """Neither a name of any length nor one that is no text keeps a program from running, or its card from a file."""
     path = tmp_path / "card.txt"
@@ -328,6 +326,7 @@ def test_hostile_names(environment: dict[str, str], tmp_path: Path) -> None:
     assert "\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}[31m.sh" in path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_signals_after_the_program(environment: dict[str, str], tmp_path: Path) -> None:
     """A second Ctrl-C, or a signal to end, while the card is made: it comes, nothing is left, and the status stays."""
     script = "for p in $(cat /proc/$PPID/task/$PPID/children); do [ $p = $$ ] || kill -STOP $p; done; exit 4"
@@ -365,6 +364,7 @@ def test_terminal(environment: dict[str, str]) -> None:
         assert any(line.startswith("outcome     finished after") for line in screen.lines())
 
 
+@pytest.mark.slow
 def test_stop_and_continue(environment: dict[str, str], tmp_path: Path) -> None:
     """When the program stops, as by Ctrl-Z, the command stops too, so that a shell can continue the job."""
     with (tmp_path / "log").open("wb") as log:
@@ -383,6 +383,7 @@ def test_stop_and_continue(environment: dict[str, str], tmp_path: Path) -> None:
         assert launched.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_program_that_stops_itself(environment: dict[str, str]) -> None:
     """In the foreground of a terminal the command stops too, by SIGSTOP as well, so that its shell goes on."""
     with terminal("run", "--", "sh", "-c", "kill -STOP $$; echo went on", env=environment) as screen:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import json
 import os
 import runpy
@@ -36,6 +37,7 @@ def enter(order: dict[str, Any]) -> None:
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), number)
     if encoding := os.environ.get("PYTHONIOENCODING"):
         for stream in (sys.stdout, sys.stderr):
+            assert isinstance(stream, io.TextIOWrapper)
             stream.reconfigure(encoding=encoding)
     # The linker read LD_LIBRARY_PATH when this process began; a library that is loaded is found by its name.
     for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):

@@ -70,7 +70,7 @@ class Process:
         log.touch()
         self._began = log.stat().st_size  # a restarted program goes on in the same file
         environment = {**os.environ, **(env or {})}
-        if command[:3] == COMMAND:
+        if command[:4] == [*COMMAND, "serve"]:
             self.popen = ForkedProcess(command[3:], (os.devnull, log, log), environment)
             return
         with log.open("ab") as output:

@@ -17,6 +17,9 @@ PHONE = 360
 INK = {"critical": "rgb(179, 38, 30)", "warning": "rgb(138, 82, 0)", "info": "rgb(86, 96, 107)"}
 
 
+pytestmark = pytest.mark.system  # Chromium
+
+
 def show(page: Stage, tab: Tab, incident: dict[str, Any]) -> None:
     """Open the page of an incident."""
     page.incidents = [incident]

@@ -19,7 +19,7 @@ from training_process import MIB, TrainingProcess
 from mock_nvml import MockNvml
 from system_parts import needs_framework
 
-pytestmark = needs_framework("tensorflow")
+pytestmark = [pytest.mark.frameworks, needs_framework("tensorflow")]
 
 LIMIT_MIB = 128
 POLL_SECONDS = 0.25
@@ -86,7 +86,7 @@ def train(folder: Path, daemon: Daemon, kind: str) -> tuple[Trainer, list[Sample
         return trainer, sample_run(daemon, trainer)
 
 
-@pytest.mark.parametrize("kind", ["steps", pytest.param("validation", marks=pytest.mark.frameworks)])
+@pytest.mark.parametrize("kind", ["steps", "validation"])
 def test_a_leak_is_reported(tmp_path: Path, daemon: Daemon, kind: str) -> None:
     """A leak is reported before half of it, with its rate and a fitting end; memory freed each epoch is not."""
     trainer, samples = train(tmp_path, daemon, kind)
@@ -118,7 +118,6 @@ def test_a_leak_is_reported(tmp_path: Path, daemon: Daemon, kind: str) -> None:
     assert "leak ended" not in log  # it lasts until the run ends
 
 
-@pytest.mark.frameworks
 def test_a_leak_is_notified_without_prometheus(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """The webhook gets the OOM forecast of a leak of half a minute while a fifth of the memory is free."""
     with http_receiver() as server:

@@ -10,6 +10,7 @@ from keras_programs import BACKENDS, FITS, MODEL, OWN, run_keras
 
 from gpuwarden.protocol.messages import End, Report
 
+QUICK = ("own callback later", "own watch")  # each program compiles its train function
 INSPECTED = """
 fit(model, validation_data=(X, Y))
 import inspect
@@ -29,9 +30,9 @@ def true_steps(ended: Ended) -> int:
 @pytest.mark.parametrize("keras", BACKENDS, indirect=True)
 def test_steps(tmp_path: Path, keras: ProgramServer) -> None:
     """All kinds of fit in one program: each is counted as the optimizer counts it."""
-    lines = []
-    for fit in FITS.values():
-        lines += ["model = make_model()", fit, "made = globals().get('made', 0) + steps(model)"]
+    lines = ["made = 0"]
+    for fit in FITS.values():  # of the same model, which compiles once, but for a fit that makes its own
+        lines += ["before = {id(model): steps(model)}", fit, "made += steps(model) - before.get(id(model), 0)"]
     ended = run_keras(keras, tmp_path, *lines, "print('steps', made)", "steps = lambda model: made")
     (run,) = ended.runs
     assert run.steps == true_steps(ended) == 16 * 6 + 24 + 5
@@ -40,7 +41,10 @@ def test_steps(tmp_path: Path, keras: ProgramServer) -> None:
     assert [note.instrumented for note in ended.notes] == [("keras",)]
 
 
-@pytest.mark.parametrize("fit", OWN.values(), ids=OWN)
+@pytest.mark.parametrize(
+    "fit",
+    [pytest.param(fit, id=name, marks=() if name in QUICK else pytest.mark.frameworks) for name, fit in OWN.items()],
+)
 def test_not_twice(tmp_path: Path, keras: ProgramServer, fit: str) -> None:
     """A program with a callback or a watch of its own is counted by it alone."""
     ended = run_keras(keras, tmp_path, fit)
@@ -58,12 +62,14 @@ def test_failed_fit(tmp_path: Path, keras: ProgramServer) -> None:
     assert run.steps == 16
 
 
+@pytest.mark.frameworks
 def test_disabled(tmp_path: Path, keras: ProgramServer) -> None:
     """GPUWARDEN_DISABLED switches it off."""
     ended = keras.run(tmp_path, MODEL, "fit(model)", GPUWARDEN_DISABLED="1")
     assert (ended.status, ended.runs, ended.notes) == (0, [], [])
 
 
+@pytest.mark.frameworks
 def test_no_daemon(tmp_path: Path, keras: ProgramServer) -> None:
     """Without a daemon the training runs as ever, and says nothing."""
     ended = keras.run(tmp_path, MODEL, "print(steps(fit(model).model))", GPUWARDEN_SOCKET=str(tmp_path / "none.sock"))

@@ -59,6 +59,7 @@ def test_functions(result: Any) -> None:
     assert at_end == result["left"] == []
 
 
+@pytest.mark.frameworks
 def test_kept_while_watched(result: Any) -> None:
     """A model that is saved or copied during a fit is complete, trains, and has no wrapped functions."""
     assert reports(result["messages"])[-1]["steps"] == 24
@@ -82,6 +83,7 @@ def test_copies(result: list[Message]) -> None:
     assert reports(result)[-1]["steps"] == 24
 
 
+@pytest.mark.frameworks
 def test_copies_within_a_fit(result: list[Message]) -> None:
     """A copy that is made during a fit does not count its steps and has no patched functions."""
     assert reports(result)[-1]["steps"] == 16
@@ -103,6 +105,7 @@ def test_absent(result: Any) -> None:
     assert len(result["loss"]) == 2
 
 
+@pytest.mark.frameworks
 def test_never_reading(result: Any) -> None:
     """A daemon that stops reading loses reports but no steps, and learns how many reports were lost."""
     assert result["dropped"] > 0

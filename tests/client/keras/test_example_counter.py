@@ -157,11 +157,12 @@ def test_no_arrays(run: Reporter) -> None:
     assert (run.examples, run.batch_size) == (None, 36)
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize(("drop_last", "last"), [(True, 16), (False, 4)])
 def test_a_loader_that_drops_the_last_batch(run: Reporter, last: int, *, drop_last: bool) -> None:
     """Keras declares a last batch that a DataLoader drops; if the epoch has no other, its size is not used."""
+    torch = pytest.importorskip("torch.utils.data")  # first: the import of Keras takes seconds
     adapters = pytest.importorskip("keras.src.trainers.data_adapters.torch_data_loader_adapter")
-    torch = pytest.importorskip("torch.utils.data")
     rows = torch.TensorDataset(pytest.importorskip("torch").ones(20, 3))
     loader = torch.DataLoader(torch.Subset(rows, range(20 if drop_last else 4)), batch_size=16, drop_last=drop_last)
     feeder = SimpleNamespace(data_adapter=adapters.TorchDataLoaderAdapter(loader))

@@ -21,6 +21,7 @@ def test_other_callback_raises(result: Any) -> None:
     assert [each["stepping"] for each in reports(result["messages"])][-2:] == [False, False]
 
 
+@pytest.mark.frameworks
 def test_fit_after_other_callback_raises(result: Any) -> None:
     """No step is missed or counted twice when another callback ends a fit, in whichever hook and order."""
     assert {hook: counted for hook, (_, counted) in result.items()} == {
@@ -68,6 +69,7 @@ def test_retry(result: Any) -> None:
     assert reports(result["again"])[-1]["steps"] == 5
 
 
+@pytest.mark.frameworks
 def test_let_go(result: list[list[bool]]) -> None:
     """After a fit, even one ended by another callback's exception, neither its model nor the callback is kept alive."""
     assert result == [[False, False], [False, False]]
@@ -126,6 +128,7 @@ def test_internal_errors(result: Any) -> None:
     assert not result["connected"]
 
 
+@pytest.mark.frameworks
 def test_internal_errors_in_steps(result: Any) -> None:
     """A callback that switches itself off during a fit reports it: its silence is no stall."""
     *before, last = reports(result)
@@ -140,6 +143,7 @@ def test_model_memory(result: Any) -> None:
     assert 3 * trainable + 8000 <= weights <= 3 * trainable + 8000 + 64
 
 
+@pytest.mark.frameworks  # seven fits
 def test_nonfinite_loss(result: dict[str, list[Message]]) -> None:
     """A NaN loss is marked without reading each step: as a range of steps that has the first one, in every epoch."""
     finite, seldom, often = (reports(result[name])[-1]["nonfinite_loss"] for name in ("finite", "seldom", "often"))

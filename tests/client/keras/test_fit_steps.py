@@ -52,7 +52,7 @@ def test_predict(result: list[Message]) -> None:
         ("unknown_length", 7),
         ("unknown_length_validation", 7),
         ("unknown_length_stopped_between_epochs", 7),
-        ("gradient_accumulation", 7),
+        pytest.param("gradient_accumulation", 7, marks=pytest.mark.frameworks),
         pytest.param("gradient_accumulation_several_steps_an_execution", 5, marks=pytest.mark.frameworks),
         ("compiled", 7),
         ("eager", 8),
