@@ -132,9 +132,9 @@ def test_diagnosis_is_the_first_sentence(page: Stage, tab: Tab) -> None:
     assert tab.text("header .state") == "▲ out of memory"
     assert tab.evaluate("document.title") == "out of memory · resnet · " + tab.text(".way bdi") + " · gpuwarden"
     assert tab.text("#announcement") == "Out of GPU memory: memory kept growing until none was left"
-    assert "training starts" in tab.text(".marks").lower()
-    assert [each.partition(" ")[2] for each in tab.text(".marks > .warning").splitlines()] != []
-    assert tab.evaluate("document.querySelectorAll('.marks > .critical').length") == 0  # as severe as the run's outcome
+    assert "training starts" in tab.text(".timeline").lower()
+    assert [each.partition(" ")[2] for each in tab.text(".timeline > .warning").splitlines()] != []
+    assert tab.evaluate("document.querySelectorAll('.timeline > .critical').length") == 0  # as severe as the run's outcome
     assert "ResourceExhaustedError, out of device memory" in tab.text(".errors")
 
 
@@ -397,7 +397,7 @@ def test_untrusted_text_is_text(page: Stage, tab: Tab) -> None:
     """Names, messages and holders with markup are shown as text."""
     record = record_of(out_of_memory())
     record |= {"name": HOSTILE, "user": HOSTILE, "evidence": HOSTILE, "framework": HOSTILE, "job": HOSTILE}
-    record["marks"][0]["text"] = HOSTILE
+    record["events"][0]["text"] = HOSTILE
     record["reported_errors"][0] |= {"text": HOSTILE, "frame": HOSTILE, "exception": HOSTILE}
     record["reported_errors"][0]["diagnosis"] |= {
         "evidence": HOSTILE,

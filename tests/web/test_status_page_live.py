@@ -72,7 +72,7 @@ def test_page_follows_the_host(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) ->
         assert {path.removeprefix("/page/") for path in loaded} - {"/"} == {
             str(path.relative_to(FOLDER))
             for path in FOLDER.rglob("*.*")
-            if path.suffix in (".js", ".css", ".svg") and not path.name.startswith("run")
+            if path.suffix in (".js", ".css", ".svg") and not path.name.startswith(("run", "incident"))
         } | {"runs.js", "tables.js"}
         assert tab.events("Runtime.exceptionThrown") == []
         assert [each for each in tab.events("Log.entryAdded") if each["entry"]["level"] == "error"] == []

@@ -147,7 +147,7 @@ WRONG = {
     "url: http://x/api/v2/alerts": "url: omit /api/v2/alerts",
     "url: http://x, ca_file: /x": "ca_file: only for https:// URLs",
     "url: https://x, key_file: /etc/hostname": "key_file: set alertmanager.cert_file too",
-    "url: http://x, bearer_token: secret": "bearer_token: this is not an optional secret",
+    "url: http://x, bearer_token: secret": "bearer_token: this is not a secret",
     "url: http://x, bearer_token: 'env:HOME', user: me, password: 'env:HOME'": "bearer_token: set either this or ",
     "url: http://x, user: me": "user: set alertmanager.password too",
     "url: http://x, password: 'env:HOME'": "password: set alertmanager.user too",

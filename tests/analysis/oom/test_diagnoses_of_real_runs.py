@@ -59,7 +59,7 @@ def test_diagnoses(tmp_path: Path, daemon: Daemon) -> None:
             assert diagnosis["name"] == name, diagnosis
             assert re.search(r"\d MiB", diagnosis["evidence"]), diagnosis
             series = until(lambda: daemon.samples().all("gpuwarden_run_oom_diagnosis_info"), "the diagnosis's series")
-            assert [dict(labels)["diagnosis"] for labels in series] == [name]
+            assert [dict(labels)["cause"] for labels in series] == [name]
         run_id = run_record(daemon)["run_id"]
         terminal = run_command("runs", "show", run_id, "--listen", daemon.url.split("/")[2]).stdout
         (run,) = json.loads(fetch(f"{daemon.url}/api/v1/state"))["runs"]

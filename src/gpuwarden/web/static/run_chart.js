@@ -65,7 +65,7 @@ export class MemoryChart {
       }),
       h("p", { class: "readout", "data-keep": "readout", "aria-hidden": "true" }),
       this.#data.forecast ? h("p", { class: "unseen" }, forecastText(this.#data.forecast)) : null,
-      events.length ? bounded(events.map((each, place) => line(each, place)), MAX_EVENTS, "events", "ol", { class: "lines events" }) : null,
+      events.length ? bounded(events.map((each, place) => line(each, place)), MAX_EVENTS, "events", "ol", { class: "lines timeline" }) : null,
       values(this.#data));
   }
 
