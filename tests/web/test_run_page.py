@@ -134,7 +134,7 @@ def test_diagnosis_is_the_first_sentence(page: Stage, tab: Tab) -> None:
     assert tab.text("#announcement") == "Out of GPU memory: memory kept growing until none was left"
     assert "training starts" in tab.text(".timeline").lower()
     assert [each.partition(" ")[2] for each in tab.text(".timeline > .warning").splitlines()] != []
-    assert tab.evaluate("document.querySelectorAll('.timeline > .critical').length") == 0  # as severe as the run's outcome
+    assert tab.evaluate("document.querySelectorAll('.timeline > .critical').length") == 0  # as its outcome
     assert "ResourceExhaustedError, out of device memory" in tab.text(".errors")
 
 
