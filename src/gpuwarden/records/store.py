@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import sqlite3
 import stat
 import time
@@ -301,7 +302,7 @@ class RecordStore:
         """Open the file, check it, and migrate it to the current schema."""
         former = self.path.parent.with_name("receipts")  # name of the folder before the first release
         if self.path.parent.name == "records" and former.is_dir() and not self.path.parent.exists():
-            former.rename(self.path.parent)
+            shutil.move(former, self.path.parent)  # a rename fails for a folder of an image
         if not self.path.parent.is_dir():
             self.path.parent.mkdir(parents=True)
             self.path.parent.chmod(0o750)  # whatever the umask
