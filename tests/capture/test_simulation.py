@@ -155,7 +155,7 @@ def test_each_loop_has_the_same_runs_anew(step: int) -> None:
 
 
 def test_gap_is_bounded() -> None:
-    """A reading after a week returns no more than one loop of messages."""
+    """A reading after a week returns one loop of messages at most."""
     box = Box()
     box.simulation.reports()
     box.clock.now = 7 * 86400

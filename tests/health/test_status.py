@@ -43,7 +43,7 @@ def shown_and_sent(*conditions: Condition) -> tuple[set[str | None], set[str]]:
 
 
 def test_status_hides_what_notifications_hide() -> None:
-    """What another problem of the same subject explains is on neither; without that problem it is on both."""
+    """A problem that another one of its subject explains is on neither; without that one it is on both."""
     assert_none(
         f"{target} of {source}"
         for source, target in PAIRS

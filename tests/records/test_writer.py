@@ -17,7 +17,7 @@ SECONDS = 60.0  # for the disk of a busy host
 
 
 def test_found_records_are_popped_once(tmp_path: Path) -> None:
-    """What an earlier daemon has written is returned once, also after rows of this daemon were written."""
+    """Rows of an earlier daemon are returned once, also after rows of this daemon were written."""
     store = RecordStore(tmp_path, 10)
     store.write([row_from_record(example_record(8, ended=False))])
     store.close()
