@@ -397,7 +397,7 @@ def test_run_listens(connection: DaemonConnection, peer: Peer) -> None:
         run.listen(now)
         counts.append(run.advice.count)
     assert (counts, run.listen_due) == ([1, 1, 2], 100.06 + LISTEN_INTERVAL_SECONDS)
-    run.actions["checkpoint"] += 1
+    run.state.actions = {"checkpoint": 1}
     run.report(101.1)
     report = peer.waiting()[-1]
     assert isinstance(report, Report)

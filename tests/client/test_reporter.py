@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +18,14 @@ from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.client.hello import find_default_name, make_hello
 from gpuwarden.client.reporter import MAX_SENT_ERRORS, Reporter, join_run
 from gpuwarden.client.settings import check_settings
+from gpuwarden.protocol.codec import encode
 from gpuwarden.protocol.messages import STEP_BUCKETS, End, Error, ErrorKind, Report, Summary
 
 
 def test_report(daemon: Receiver, connection: DaemonConnection) -> None:
     """A report carries the totals since the run began."""
     run = Reporter(connection)
-    run.phase, run.epoch, run.batch = "train", 2, 7
+    run.state.phase, run.state.epoch, run.state.batch = "train", 2, 7
     run.add_executions([0.00390625], 1)
     run.add_executions([0.5], 4)
     run.add_executions([None], 1)
@@ -37,6 +39,17 @@ def test_report(daemon: Receiver, connection: DaemonConnection) -> None:
     assert report == Report(
         "train", 6, 0.50390625, tuple(buckets), {}, 2, 7, step_median=report.step_median, step_p95=report.step_p95
     )
+
+
+def test_values_that_another_thread_sends_stay(connection: DaemonConnection) -> None:
+    """Values that one thread has read to send them do not change as another thread counts."""
+    run = Reporter(connection)
+    run.add_executions([0.5], 1)
+    run.report_error(failure())
+    read, sent = copy(run.state), encode(run.state)
+    run.add_executions([0.5], 1)
+    run.report_error(failure())
+    assert encode(read) == sent != encode(run.state)
 
 
 @pytest.mark.parametrize(("seconds", "bucket"), [(0.001, 0), (0.0011, 1), (60.0, 14), (61.0, 15)])
@@ -67,13 +80,13 @@ def test_dropped_is_reported(daemon: Receiver, connection: DaemonConnection) -> 
     run.report(0)
     report = peer.waiting()[0]
     assert isinstance(report, Report)
-    assert (report.steps, report.dropped) == (run.steps, 1)
+    assert (report.steps, report.dropped) == (run.state.steps, 1)
 
 
 def test_end(daemon: Receiver, connection: DaemonConnection) -> None:
     """A run ends with its last totals, idle, then the goodbye and the end of the connection."""
     run = Reporter(connection)
-    run.phase = "train"
+    run.state.phase = "train"
     run.report(0)
     run.end()
     peer = daemon.accept()
@@ -181,7 +194,7 @@ from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.client.reporter import join_run
 from gpuwarden.protocol.messages import Hello
 run = join_run(sys.argv[1], Hello("a", "b", {}))
-run.phase = "train"
+run.state.phase = "train"
 run.add_executions([None], 3)
 run.report(0)
 def report(error):

@@ -13,14 +13,14 @@ def main() -> None:
     """Make steps of 50 ms, and report as callbacks do."""
     path, name = [*sys.argv[1:], "good"][:2]
     run = join_run(path, Hello(name, "none", {}))
-    run.phase, run.stepping = "train", True
+    run.state.phase, run.state.stepping = "train", True
     while True:
         time.sleep(0.05)
         run.add_executions([0.05], 1)
         now = time.monotonic()
         if now >= run.observe_due:
             run.observe(now)
-        sys.stdout.write(f"{run.steps}\n")
+        sys.stdout.write(f"{run.state.steps}\n")
         sys.stdout.flush()
 
 

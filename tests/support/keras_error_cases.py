@@ -41,12 +41,12 @@ def case_fit_after_other_callback_raises(daemon: Daemon) -> Any:
     for hook in ("on_train_batch_begin", "on_train_batch_end", "on_epoch_end"):
         for first in (True, False):
             trained, callback, fails = model(), daemon.callback(), Fail(hook)
-            before = fit_of(daemon).steps
+            before = fit_of(daemon).state.steps
             with contextlib.suppress(ZeroDivisionError):
                 fit(trained, *((fails, callback) if first else (callback, fails)))
             fit(trained, daemon.callback())
             made = int(trained.optimizer.iterations.numpy())
-            found[f"{hook} {first}"] = [made, fit_of(daemon).steps - before]
+            found[f"{hook} {first}"] = [made, fit_of(daemon).state.steps - before]
     return found
 
 

@@ -174,13 +174,13 @@ def within_a_step(daemon: Daemon, act: Callable[[GpuWarden], Any]) -> dict[str, 
 
     meanwhile: list[list[str]] = []
     callback, trained = daemon.callback(interval=0), model()
-    before = fit_of(daemon).steps
+    before = fit_of(daemon).state.steps
     fit(trained, callback, Within())
     fit_of(daemon).count_ended()
     return {
-        "steps": fit_of(daemon).steps - before,
-        "epoch": fit_of(daemon).epoch,
-        "phase": fit_of(daemon).phase,
+        "steps": fit_of(daemon).state.steps - before,
+        "epoch": fit_of(daemon).state.epoch,
+        "phase": fit_of(daemon).state.phase,
         "its_model": callback.model is trained,
         "watched": [*meanwhile, watched(trained)],
     }

@@ -36,7 +36,9 @@ class Observer:
 
     def record_exception(self, exception: BaseException) -> None:
         """Report the exception and drop it."""
-        self.run.report_error(error_from_exception(exception, self.run.phase, self.run.steps, self.run.memory.latest()))
+        self.run.report_error(
+            error_from_exception(exception, self.run.state.phase, self.run.state.steps, self.run.memory.latest())
+        )
 
     def record_end_of_data(self) -> None:
         """Make nothing of the end of data."""
@@ -145,7 +147,7 @@ def main() -> None:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     devices = dict(zip(("CPU:0", "CPU:1"), sys.argv[1:3], strict=True))
     run = join_run(None, Hello("oom", "tensorflow", devices))
-    run.phase = "train"
+    run.state.phase = "train"
     run.memory.watch(TensorFlow(), devices)
     run.report(0.0)
     observer = Observer(run)

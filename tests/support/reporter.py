@@ -39,12 +39,12 @@ def obey(run: Reporter, memory: Held, said: dict[str, Any]) -> None:
     if steps := said.pop("steps", 0):
         run.add_executions([steps * said.pop("seconds", 0.1)], steps)
     if waited := said.pop("input", None):
-        run.input.waited, run.input.observed = waited
+        run.state.input_wait_seconds, run.state.input_observed_seconds = waited
     if error := said.pop("error", None):
         allocations = tuple(Allocation(**each) for each in error.pop("allocations", ()))
-        run.report_error(Error(phase=run.phase, steps=run.steps, allocations=allocations, **error))
+        run.report_error(Error(phase=run.state.phase, steps=run.state.steps, allocations=allocations, **error))
     for name, value in said.items():
-        setattr(run, name, value)
+        setattr(run.state, name, value)
 
 
 def main() -> None:

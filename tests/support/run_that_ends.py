@@ -22,7 +22,7 @@ held: list[bytearray] = []
 
 def step() -> None:
     """Make a few steps, and report that the next is in progress."""
-    run.stepping, run.phase = True, "train"
+    run.state.stepping, run.state.phase = True, "train"
     for _ in range(20):
         run.add_executions([0.001], 1)
     run.report(time.monotonic())
@@ -30,7 +30,7 @@ def step() -> None:
 
 def rest() -> None:
     """Report that no step is in progress."""
-    run.stepping = False
+    run.state.stepping = False
     run.report(time.monotonic())
 
 

@@ -1,27 +1,16 @@
-"""Time that steps waited for their input, where it can be measured; None if unknown."""
+"""Time that steps waited for their input, where it can be measured: fields of a run's state."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from gpuwarden.protocol.messages import Report
 
 
-@dataclass(slots=True)
-class InputWait:
-    """Input wait of a run: `waited` seconds, of the `observed` seconds of training in which it could be measured.
+def add_input_wait(state: Report, waited: float, observed: float) -> None:
+    """Count `observed` more seconds of steps, `waited` of them for input."""
+    state.input_wait_seconds = (state.input_wait_seconds or 0.0) + waited
+    state.input_observed_seconds = (state.input_observed_seconds or 0.0) + observed
 
-    `buffered` of `buffer_size` batches were ready when last read.
-    """
 
-    waited: float | None = None
-    observed: float | None = None
-    buffered: int | None = None
-    buffer_size: int | None = None
-
-    def add(self, waited: float, observed: float) -> None:
-        """Count `observed` more seconds, `waited` of them for input."""
-        self.waited = (self.waited or 0.0) + waited
-        self.observed = (self.observed or 0.0) + observed
-
-    def clear_buffer(self) -> None:
-        """Clear the buffer figures."""
-        self.buffered = self.buffer_size = None
+def clear_input_buffer(state: Report) -> None:
+    """Clear the buffer figures, which are of one iterator."""
+    state.input_buffered = state.input_buffer_size = None

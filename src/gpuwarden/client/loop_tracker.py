@@ -24,6 +24,7 @@ from gpuwarden.client.errors.uncaught import is_error
 from gpuwarden.client.frameworks.detect import FrameworkSearch
 from gpuwarden.client.guard import Guard, guarded, log
 from gpuwarden.client.hello import make_hello
+from gpuwarden.client.input_wait import add_input_wait
 from gpuwarden.client.reporter import Reporter, join_run
 from gpuwarden.client.settings import Settings
 from gpuwarden.protocol.messages import PHASES, Error, Hello, Phase
@@ -98,7 +99,7 @@ class LoopTracker:
     def _start_stepping(self, now: float) -> None:
         """Record the first step after a rest; the very first may have compiled."""
         if not self._has_stepped and self._step_began is not None:
-            self.run.compile_seconds = (self.run.compile_seconds or 0.0) + now - self._step_began
+            self.run.state.compile_seconds = (self.run.state.compile_seconds or 0.0) + now - self._step_began
         self._has_stepped, self._resting, self.stepping = True, False, True
         self._failed_in = None
 
@@ -169,7 +170,7 @@ class LoopTracker:
         self._run_exclusively(self._count_all)
         run = self.run
         run.memory.sample()
-        failure = error_from_exception(error, self._failed_in or self.phase, run.steps, run.memory.latest())
+        failure = error_from_exception(error, self._failed_in or self.phase, run.state.steps, run.memory.latest())
         last = None if run.failure is self._failure else run.failure
         # An inner watch or callback may have reported the same error already.
         if last is None or (last.exception, last.text, last.steps) != (failure.exception, failure.text, failure.steps):
@@ -224,12 +225,13 @@ class LoopTracker:
     def _count_and_send(self, send: Callable[[float], None]) -> None:
         run = self.run
         self._count_all()
-        if self._search.update(run.memory, stepped=run.steps > 0):
+        if self._search.update(run.memory, stepped=run.state.steps > 0):
             run.set_hello(self._make_hello())
-        run.phase = self.phase
-        run.epoch = run.epoch if self._epoch is None else self._epoch
-        run.batch = max(self._epoch_steps - 1, 0)
-        run.stepping = any(each.stepping for each in tuple(_open) if each.run is run)
+        state = run.state
+        state.phase = self.phase
+        state.epoch = state.epoch if self._epoch is None else self._epoch
+        state.batch = max(self._epoch_steps - 1, 0)
+        state.stepping = any(each.stepping for each in tuple(_open) if each.run is run)
         send(monotonic())
 
     def _run_exclusively(self, act: Callable[[], None], wait: float = 0.0) -> None:
@@ -263,14 +265,14 @@ class LoopTracker:
         if not steps:
             return
         seconds, sizes, waits, losses = zip(*steps, strict=True)
-        first = run.steps + 1
+        first = run.state.steps + 1
         run.add_executions(seconds, 1)
         self._epoch_steps += len(steps)
         run.add_examples(None if None in sizes else sum(sizes))
         if known := [size for size in sizes if size]:
             run.record_batch_size(known[-1], max(known))
         if waited := [pair for pair in zip(waits, seconds, strict=True) if None not in pair]:
-            run.input.add(sum(wait for wait, _ in waited), sum(took for _, took in waited))
+            add_input_wait(run.state, sum(wait for wait, _ in waited), sum(took for _, took in waited))
         if passed := [(step, loss) for step, loss in enumerate(losses, first) if loss is not None]:
             self._add_losses(passed)
 
@@ -283,7 +285,7 @@ class LoopTracker:
             else:
                 run.nonfinite_losses.record_nonfinite(step, now)
         last = losses[-1][1]
-        run.loss = last if abs(last) < MAX_COUNT else None  # a message has no NaN or infinity
+        run.state.loss = last if abs(last) < MAX_COUNT else None  # a message has no NaN or infinity
 
     def _make_hello(self) -> Hello:
         return make_hello(self._settings.name, self._search.framework, self._search.devices, self._search.no_gpu)

@@ -7,8 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,9 +16,9 @@ from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.client.errors.nonfinite_loss import NonFiniteLossCounter
 from gpuwarden.client.errors.uncaught import error_from_uncaught, find_uncaught_type
 from gpuwarden.client.frameworks.allocator_memory import AllocatorMemory
-from gpuwarden.client.input_wait import InputWait
 from gpuwarden.protocol.messages import (
     OOM_KINDS,
+    STEP_BUCKETS,
     Advice,
     Error,
     Headroom,
@@ -85,45 +84,31 @@ class SummaryRequests:
 class Reporter:
     """Totals of this process since its first report; one for each process and socket, for all loops and fits.
 
-    A loop calls `observe` at `observe_due`, and `listen` at `listen_due` if it acts on advice. It calls `report` after
-    a change of `phase`, `epoch` or `stepping`. `advice` is the daemon's; `actions` counts the actions taken on it.
-    `input` is the steps' input wait, where it can be measured.
+    `state` is what is sent: loops and fits assign its fields, and never change a field's value in place, since another
+    thread may be sending it. A loop calls `observe` at `observe_due`, and `listen` at `listen_due` if it acts on
+    advice. It calls `report` after a change of phase, epoch or `stepping`. `advice` is the daemon's.
     """
 
     def __init__(self, connection: DaemonConnection) -> None:
-        self.phase: Phase = "idle"
-        self.epoch: int | None = None
-        self.batch: int | None = None
-        self.stepping = False  # a step is in progress: silence means that it hangs
+        self.state = Report("idle", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {})
         self.memory = AllocatorMemory()
         self.interval = REPORT_INTERVAL_SECONDS
         self.observe_due = self.listen_due = 0.0  # monotonic
         self.advice = AdviceState()
-        self.actions: Counter[str] = Counter()  # by the protocol's Action
         self.active_counter: ActiveCounter | None = None  # counter of the last fit that started: only its steps count
         self.count_loops: Callable[[Reporter], None] = lambda _run: None  # counts the recorded steps of watch() loops
-        self.steps = 0
-        self.examples: int | None = None  # of all steps
-        self._knows_examples = True
-        self.batch_size: int | None = None  # of the last step whose size is known
-        self.largest_batch_size: int | None = None
-        self.loss: float | None = None
+        self._knows_examples = True  # of all steps
         self.nonfinite_losses = NonFiniteLossCounter()
-        self.compile_seconds: float | None = None
-        self.input = InputWait()
         self.durations = StepHistogram()
         self.failure: Error | None = None  # the last error
         self.interrupted_in: Phase | None = None  # phase in which an exception left a loop
         self.census: CensusTaker | None = None  # None: switched off
-        self.oom_retries = 0
         self.wants_headroom = False
         self.headroom: int | None = None  # bytes, as of the daemon's last poll; None: not known, or not wanted
         self.summaries = SummaryRequests()
-        self._errors: Counter[str] = Counter()
         self._pid = os.getpid()
         self._connection = connection
         self._report_due = 0.0
-        self._percentiles: tuple[float | None, ...] = (None, None)
         self._percentiles_due = 0.0
 
     def set_hello(self, hello: Hello) -> None:
@@ -132,12 +117,12 @@ class Reporter:
 
     def record_batch_size(self, examples: int, largest: int | None = None) -> None:
         """Record the number of examples of a step, and the largest since the last record."""
-        self.batch_size = examples
-        self.largest_batch_size = max(self.largest_batch_size or 0, examples, largest or 0)
+        self.state.batch_size = examples
+        self.state.largest_batch_size = max(self.state.largest_batch_size or 0, examples, largest or 0)
 
     def add_executions(self, executions: Sequence[float | None], steps: int) -> None:
         """Add executions of `steps` each, by their seconds; None: unknown, or not typical (compilation)."""
-        self.steps += len(executions) * steps
+        self.state.steps += len(executions) * steps
         self.durations.extend([each for each in executions if each is not None], steps)
 
     def count_ended(self) -> None:
@@ -153,9 +138,9 @@ class Reporter:
     def add_examples(self, count: int | None) -> None:
         """Add the examples of some steps; where they are unknown (None), so is the run's sum from now on."""
         self._knows_examples = self._knows_examples and count is not None
-        total = (self.examples or 0) + (count or 0)
+        total = (self.state.examples or 0) + (count or 0)
         if total < MAX_COUNT:  # a message with more would be refused
-            self.examples = total if self._knows_examples else None
+            self.state.examples = total if self._knows_examples else None
 
     def report_soon(self) -> None:
         """Make the next step report, regardless of the interval."""
@@ -209,7 +194,7 @@ class Reporter:
         if self.census is None or not self._connection.is_connected():
             return
         in_use = sum(each.current for each in self.memory.latest().values())
-        census = self.census.take_if_due(self.steps, in_use or None, now)
+        census = self.census.take_if_due(self.state.steps, in_use or None, now)
         if census is not None:
             self._connection.send(census)
 
@@ -219,8 +204,8 @@ class Reporter:
         After MAX_SENT_ERRORS errors are only counted.
         """
         self.failure = error
-        self._errors[error.kind] += 1
-        if self._errors.total() <= MAX_SENT_ERRORS:
+        self.state.errors = add_one(self.state.errors, error.kind)
+        if sum(self.state.errors.values()) <= MAX_SENT_ERRORS:
             self._connection.wait_for_room(MAX_ERROR_WAIT_SECONDS)
             self._connection.send(error)
         if self.census is not None and error.kind in OOM_KINDS:
@@ -229,41 +214,17 @@ class Reporter:
         self._send(time.monotonic())
 
     def _send(self, now: float) -> None:
+        state = self.state
         self._report_due = now + self.interval
         if now >= self._percentiles_due:
             self._percentiles_due = now + PERCENTILES_INTERVAL_SECONDS
-            self._percentiles = self.durations.percentiles(0.5, 0.95)
-        median, p95 = self._percentiles
-        self._connection.send(
-            Report(
-                phase=self.phase,
-                steps=self.steps,
-                step_seconds=self.durations.total,
-                step_buckets=tuple(self.durations.buckets),
-                memory=self.memory.latest(),
-                epoch=self.epoch,
-                batch=self.batch,
-                dropped=self._connection.dropped,
-                stepping=self.stepping,
-                examples=self.examples,
-                step_median=median,
-                step_p95=p95,
-                compile_seconds=self.compile_seconds,
-                input_wait_seconds=self.input.waited,
-                input_observed_seconds=self.input.observed,
-                input_buffered=self.input.buffered,
-                input_buffer_size=self.input.buffer_size,
-                loss=self.loss,
-                errors=dict(self._errors),
-                advice_heard=self.advice.count,
-                actions=dict(self.actions),
-                batch_size=self.batch_size,
-                largest_batch_size=self.largest_batch_size,
-                oom_retries=self.oom_retries,
-                nonfinite_loss=self.nonfinite_losses.summarize(now),
-                summaries_wanted=self.summaries.count,
-            )
-        )
+            state.step_median, state.step_p95 = self.durations.percentiles(0.5, 0.95)
+        state.step_seconds, state.step_buckets = self.durations.total, tuple(self.durations.buckets)
+        state.memory = self.memory.latest()
+        state.nonfinite_loss = self.nonfinite_losses.summarize(now)
+        state.advice_heard, state.summaries_wanted = self.advice.count, self.summaries.count
+        state.dropped = self._connection.dropped
+        self._connection.send(state)
         if not self._connection.is_connected():
             self._drop_daemon_state(now)  # at once: another daemon may be connected before the next read
 
@@ -290,7 +251,7 @@ class Reporter:
 
         Counts and samples nothing: that may fail.
         """
-        self.phase, self.stepping = "idle", False
+        self.state.phase, self.state.stepping = "idle", False
         self._send(time.monotonic())
 
     def end(self) -> None:
@@ -301,12 +262,12 @@ class Reporter:
         """
         self.count_loops(self)
         self._connection.wait_for_room(MAX_END_WAIT_SECONDS)
-        phase = self.interrupted_in or self.phase
-        self.phase, self.stepping = "idle", False
+        phase = self.interrupted_in or self.state.phase
+        self.state.phase, self.state.stepping = "idle", False
         self.finish()
         self._percentiles_due = 0.0
         with contextlib.suppress(Exception):  # no internal failure may show at a program's end
-            error = error_from_uncaught(self.failure, phase, self.steps, self.memory.latest())
+            error = error_from_uncaught(self.failure, phase, self.state.steps, self.memory.latest())
             if error is not None and error.kind in OOM_KINDS and os.getpid() == self._pid:
                 # Only then: a forked child that exits may be deadlocked in the framework.
                 age = self.memory.sample_at_exit()
@@ -321,6 +282,11 @@ class Reporter:
             self._connection.end("exit", "finished")
         else:
             self._connection.end(uncaught_reason(kind), "failed")
+
+
+def add_one(counts: Mapping[str, int], name: str) -> dict[str, int]:
+    """Return the counts with one more of a name, as a copy."""
+    return {**counts, name: counts.get(name, 0) + 1}
 
 
 def join_run(
@@ -356,5 +322,5 @@ def report_oom_retry() -> None:
     """Report a retry after an out-of-memory, in all runs of this process."""
     for (pid, _), run in tuple(_runs.items()):
         if pid == os.getpid():
-            run.oom_retries += 1
+            run.state.oom_retries += 1
             run.report(time.monotonic())

@@ -149,9 +149,9 @@ class Hello:
     headroom: bool = validated(check_boolean, default=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Report:
-    """State of a run. All counts are since the run began.
+    """State of a run. All counts are since the run began. Mutable: the client updates one, and sends it.
 
     `step_buckets` counts steps by duration, one entry for each bound of STEP_BUCKETS and one above, not cumulative.
     `batch` and `epoch` count from 0; `dropped` counts reports that the socket did not accept. `examples` is the number

@@ -67,8 +67,8 @@ def test_inferred(run: Reporter, looks: list[tuple[int, int | None]], expected: 
     for steps, _ in looks:
         batches.update(steps)
     batches.update_at_end(looks[-1][0])
-    assert (run.batch_size, run.largest_batch_size) == (expected, expected)
-    assert run.examples == (last or None)
+    assert (run.state.batch_size, run.state.largest_batch_size) == (expected, expected)
+    assert run.state.examples == (last or None)
     assert batches.failed_batch_size() is None
 
 
@@ -79,9 +79,9 @@ def test_inferred(run: Reporter, looks: list[tuple[int, int | None]], expected: 
 def test_declared(run: Reporter, in_epoch: int | None, batch: int, failed: int) -> None:
     """An epoch's last step has the remaining examples; it is the only size if the epoch has no other step."""
     batches = fit(run, in_epoch, None, batch_size=32, has_partial_batch=True, partial_batch_size=5)
-    run.batch = batch
+    run.state.batch = batch
     batches.update(1)
-    assert run.batch_size == (5 if in_epoch == 1 else 32)
+    assert run.state.batch_size == (5 if in_epoch == 1 else 32)
     assert batches.failed_batch_size() == failed
 
 
@@ -104,12 +104,12 @@ def test_declared_sum(run: Reporter, last: int | None, epoch: int, *, wanted: bo
     counts = []
     for steps in (0, 3):
         batches.update(steps)
-        counts.append(run.examples)
+        counts.append(run.state.examples)
     batches.update_at_end(4)
-    counts.append(run.examples)
+    counts.append(run.state.examples)
     batches.begin_epoch()
     batches.update_at_end(2)  # the fit was asked to stop
-    assert [*counts, run.examples] == [None, 96, epoch, epoch + 64]
+    assert [*counts, run.state.examples] == [None, 96, epoch, epoch + 64]
 
 
 @pytest.mark.parametrize("batches_in_all", [3, 5, None])
@@ -118,27 +118,27 @@ def test_declared_sum_unknown(run: Reporter, batches_in_all: int | None) -> None
     declared = SimpleNamespace(batch_size=32, has_partial_batch=True, partial_batch_size=5, num_batches=batches_in_all)
     batches = fit(run, 4, 69, 101, wanted=False, **vars(declared))
     batches.update(3)
-    assert (run.examples, run.batch_size) == (69, 32)
+    assert (run.state.examples, run.state.batch_size) == (69, 32)
     batches.update_at_end(4)
-    assert run.examples == 101
+    assert run.state.examples == 101
 
 
 def test_exact_without_reads(run: Reporter) -> None:
     """Between two reads of the metric, which take 200 µs, declared examples are counted without it."""
     batches = fit(run, 4, batch_size=32, num_batches=4)
     batches.update(3, reads=False)
-    assert run.examples == 96
+    assert run.state.examples == 96
 
 
 def test_evaluated_within(run: Reporter) -> None:
     """The steps of an epoch that an evaluation within it has parted are one epoch's."""
     batches = fit(run, 4, 32, 64, batch_size=32, num_batches=4, has_partial_batch=True, partial_batch_size=5)
     batches.update_at_end(1)
-    parted = run.examples
+    parted = run.state.examples
     batches.update(1)
-    went_on = run.examples
+    went_on = run.state.examples
     batches.update_at_end(3)
-    assert (parted, went_on, run.examples) == (32, 64, 101)
+    assert (parted, went_on, run.state.examples) == (32, 64, 101)
 
 
 def test_failed(run: Reporter) -> None:
@@ -146,7 +146,7 @@ def test_failed(run: Reporter) -> None:
     batches = fit(run, 4, 32, batch_size=32, num_batches=4)
     batches.update(1)
     batches.fail(2)
-    assert run.examples == 64
+    assert run.state.examples == 64
 
 
 def test_no_arrays(run: Reporter) -> None:
@@ -154,7 +154,7 @@ def test_no_arrays(run: Reporter) -> None:
     feeder = SimpleNamespace(data_adapter=SimpleNamespace(batch_size=36, num_batches=1, partial_batch_size=None))
     batches = ExampleCounter(run, cast(LossReader, Metric(None)), 1, feeder, workers=False)
     batches.update_at_end(1)
-    assert (run.examples, run.batch_size) == (None, 36)
+    assert (run.state.examples, run.state.batch_size) == (None, 36)
 
 
 @pytest.mark.frameworks
@@ -168,7 +168,7 @@ def test_a_loader_that_drops_the_last_batch(run: Reporter, last: int, *, drop_la
     feeder = SimpleNamespace(data_adapter=adapters.TorchDataLoaderAdapter(loader))
     batches = ExampleCounter(run, cast(LossReader, Metric(None)), len(loader), feeder, workers=False)
     batches.update_at_end(1)
-    assert run.batch_size == last
+    assert run.state.batch_size == last
     assert batches.failed_batch_size() == last
 
 
@@ -177,7 +177,7 @@ def test_workers(run: Reporter) -> None:
     feeder = SimpleNamespace(data_adapter=ArrayDataAdapter(batch_size=32, num_batches=4))
     batches = ExampleCounter(run, cast(LossReader, Metric(None)), 4, feeder, workers=True)
     batches.update_at_end(4)
-    assert run.examples is None
+    assert run.state.examples is None
 
 
 def test_metric_set_back(run: Reporter) -> None:
@@ -186,14 +186,14 @@ def test_metric_set_back(run: Reporter) -> None:
     for steps in (10, 12):
         batches.update(steps)
     batches.update_at_end(13)
-    assert run.examples == 104
+    assert run.state.examples == 104
 
 
 def test_methods(run: Reporter) -> None:
     """Keras 2 has methods in place of Keras 3's properties."""
     batches = fit(run, 4, None, batch_size=lambda: 32, has_partial_batch=lambda: False)
     batches.update_at_end(4)
-    assert (run.batch_size, batches.failed_batch_size()) == (32, 32)
+    assert (run.state.batch_size, batches.failed_batch_size()) == (32, 32)
 
 
 @pytest.mark.parametrize("size", [None, 0, -1, 2.0, "32"])
@@ -201,17 +201,17 @@ def test_nonsense(run: Reporter, size: Any) -> None:
     """Values that are no batch size are ignored."""
     batches = fit(run, 4, None, batch_size=size, num_batches=4)
     batches.update_at_end(4)
-    assert run.batch_size is run.examples is None
+    assert run.state.batch_size is run.state.examples is None
 
 
 def test_epoch_of_unknown_examples(run: Reporter) -> None:
     """Once the examples of an epoch are unknown, the sum of the run is: it would be a lower bound."""
     fit(run, 4, batch_size=32, num_batches=4).update_at_end(4)
-    before = run.examples
+    before = run.state.examples
     unknown = ExampleCounter(run, cast(LossReader, Metric(None, None)), 4, None, workers=False)
     unknown.update_at_end(0)  # no step
-    none_made = run.examples
+    none_made = run.state.examples
     unknown.update_at_end(4)
-    during = run.examples
+    during = run.state.examples
     fit(run, 4, batch_size=32, num_batches=4).update_at_end(4)
-    assert (before, none_made, during, run.examples) == (128, 128, None, None)
+    assert (before, none_made, during, run.state.examples) == (128, 128, None, None)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from moved_clock import Clock
 
-from gpuwarden.client.input_wait import InputWait
 from gpuwarden.client.keras.fit.iterator_wait import IteratorWait
 from gpuwarden.client.keras.fit.tf_data_wait import MAX_EXECUTIONS, MAX_GAPS, TfDataWait
+from gpuwarden.protocol.messages import Report
+
+UNKNOWN = Report("train", 0, 0.0, (), {})
 
 
-def counted(wait: InputWait) -> tuple[float, float]:
+def counted(wait: Report) -> tuple[float, float]:
     """Return the seconds waited and observed, if known."""
-    assert wait.waited is not None
-    assert wait.observed is not None
-    return wait.waited, wait.observed
+    assert wait.input_wait_seconds is not None
+    assert wait.input_observed_seconds is not None
+    return wait.input_wait_seconds, wait.input_observed_seconds
 
 
 def node(name: str, *inputs: int, **more: Any) -> SimpleNamespace:
@@ -65,9 +68,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def wait() -> InputWait:
+def wait() -> Report:
     """Return the measured wait."""
-    return InputWait()
+    return replace(UNKNOWN)
 
 
 @pytest.fixture
@@ -78,21 +81,21 @@ def tf_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def pipeline(wait: InputWait, clock: Clock, tf_data: None) -> Pipeline:
+def pipeline(wait: Report, clock: Clock, tf_data: None) -> Pipeline:
     """Make a pipeline that feeds steps of one execution each."""
     return Pipeline(clock, TfDataWait(wait, 1, clock))
 
 
-def test_wait(pipeline: Pipeline, wait: InputWait) -> None:
+def test_wait(pipeline: Pipeline, wait: Report) -> None:
     """The wait is the time between executions minus the gaps; the last step has no gap yet."""
     pipeline.train(1, wait=1, compute=8)  # compiles
     pipeline.train(11, wait=0.3, compute=0.1)
     pipeline.feed.update()
     assert counted(wait) == pytest.approx((3, 4))
-    assert (wait.buffered, wait.buffer_size) == (3, 4)
+    assert (wait.input_buffered, wait.input_buffer_size) == (3, 4)
 
 
-def test_looks_add_up(pipeline: Pipeline, wait: InputWait) -> None:
+def test_looks_add_up(pipeline: Pipeline, wait: Report) -> None:
     """At any times of updates, each step except for the compiling one and the last is observed once."""
     for steps in (4, 1, 7, 2):
         pipeline.train(steps, wait=0.3, compute=0.1)
@@ -102,7 +105,7 @@ def test_looks_add_up(pipeline: Pipeline, wait: InputWait) -> None:
     assert counted(wait) == pytest.approx((12 * 0.3, 12 * 0.4))
 
 
-def test_many_steps(pipeline: Pipeline, wait: InputWait) -> None:
+def test_many_steps(pipeline: Pipeline, wait: Report) -> None:
     """If tf.data has fewer gaps than there are steps, the last steps are observed: a slow start does not count."""
     pipeline.train(300, wait=0.004, compute=0.001)
     pipeline.train(101, wait=0.001, compute=0.001)
@@ -110,11 +113,11 @@ def test_many_steps(pipeline: Pipeline, wait: InputWait) -> None:
     assert counted(wait) == pytest.approx((0.1, 0.2))
 
 
-def test_pause(pipeline: Pipeline, wait: InputWait, clock: Clock) -> None:
+def test_pause(pipeline: Pipeline, wait: Report, clock: Clock) -> None:
     """The time between two epochs is no wait, whether the iterator continues or is replaced."""
     pipeline.train(11, wait=0.3, compute=0.1)
     pipeline.feed.pause()
-    assert wait.buffered is None
+    assert wait.input_buffered is None
     for _ in range(2):
         clock.now += 5
         pipeline.train(11, wait=0.3, compute=0.1)
@@ -123,17 +126,17 @@ def test_pause(pipeline: Pipeline, wait: InputWait, clock: Clock) -> None:
     assert counted(wait) == pytest.approx((29 * 0.3, 29 * 0.4))
 
 
-def test_slow_callback(pipeline: Pipeline, wait: InputWait, clock: Clock) -> None:
+def test_slow_callback(pipeline: Pipeline, wait: Report, clock: Clock) -> None:
     """The time of other callbacks between two steps is no wait, even right before an update."""
     pipeline.train(11, wait=0.01, compute=0.01)
     clock.now += 5
     pipeline.feed.update()
     pipeline.train(5, wait=0.01, compute=0.01)
     pipeline.feed.update()
-    assert wait.waited == pytest.approx(14 * 0.01)
+    assert wait.input_wait_seconds == pytest.approx(14 * 0.01)
 
 
-def test_end_of_data(pipeline: Pipeline, wait: InputWait) -> None:
+def test_end_of_data(pipeline: Pipeline, wait: Report) -> None:
     """The execution that only finds the data at its end ends the last step."""
     pipeline.train(11, wait=0.3, compute=0.1)
     pipeline.train(1, wait=0, compute=0)
@@ -142,43 +145,43 @@ def test_end_of_data(pipeline: Pipeline, wait: InputWait) -> None:
     assert counted(wait) == pytest.approx((3, 4))
 
 
-def test_forgotten_gap(pipeline: Pipeline, wait: InputWait) -> None:
+def test_forgotten_gap(pipeline: Pipeline, wait: Report) -> None:
     """The time around a step of 10 s or more, whose gap tf.data does not keep, is not observed."""
     pipeline.train(11, wait=0.1, compute=0.1)
     pipeline.train(1, wait=0.1, compute=12)
     pipeline.train(11, wait=0.1, compute=0.1)
     pipeline.feed.update()
-    assert wait.observed is None
+    assert wait.input_observed_seconds is None
     pipeline.train(11, wait=0.1, compute=0.1)
     pipeline.feed.update()
-    assert wait.observed == pytest.approx(2.2)
+    assert wait.input_observed_seconds == pytest.approx(2.2)
 
 
-def test_several_steps(wait: InputWait, clock: Clock, tf_data: None) -> None:
+def test_several_steps(wait: Report, clock: Clock, tf_data: None) -> None:
     """Several steps an execution: the wait is unknown, and the buffer is known."""
     pipeline = Pipeline(clock, TfDataWait(wait, 5, clock))
     pipeline.train(11, wait=0.3, compute=0.1, fetches=5)
     pipeline.feed.update()
-    assert (wait.waited, wait.observed, wait.buffered) == (None, None, 3)
+    assert (wait.input_wait_seconds, wait.input_observed_seconds, wait.input_buffered) == (None, None, 3)
 
 
-def test_several_batches(pipeline: Pipeline, wait: InputWait) -> None:
+def test_several_batches(pipeline: Pipeline, wait: Report) -> None:
     """A custom step that fetches two batches is detected, and its wait is unknown."""
     pipeline.train(11, wait=0.3, compute=0.1, fetches=2)
     pipeline.feed.update()
-    assert (wait.waited, wait.observed) == (None, None)
+    assert (wait.input_wait_seconds, wait.input_observed_seconds) == (None, None)
 
 
-def test_never_looked_at(pipeline: Pipeline, wait: InputWait) -> None:
+def test_never_looked_at(pipeline: Pipeline, wait: Report) -> None:
     """Without updates the memory is bounded, and steps that were not kept are not observed."""
     pipeline.train(2 * MAX_EXECUTIONS, wait=0.001, compute=0.001)
     pipeline.feed.update()
-    assert wait.observed is None
+    assert wait.input_observed_seconds is None
 
 
 @pytest.mark.parametrize("error", [ValueError("distributed"), RuntimeError("NotFoundError: no model")])
 def test_no_model(
-    pipeline: Pipeline, wait: InputWait, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: Exception
+    pipeline: Pipeline, wait: Report, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """An iterator without a model is read once, and nothing is reported."""
     asked: list[Any] = []
@@ -192,18 +195,18 @@ def test_no_model(
     for _ in range(3):
         pipeline.train(3, wait=0.1, compute=0.1)
         pipeline.feed.update()
-    assert wait == InputWait()
+    assert wait == UNKNOWN
     assert len(asked) == 2  # in the compiling execution and at the first look
 
 
 @pytest.mark.parametrize("tensorflow", [None, SimpleNamespace(data=SimpleNamespace(experimental=SimpleNamespace()))])
-def test_older_tensorflow(wait: InputWait, clock: Clock, monkeypatch: pytest.MonkeyPatch, tensorflow: Any) -> None:
+def test_older_tensorflow(wait: Report, clock: Clock, monkeypatch: pytest.MonkeyPatch, tensorflow: Any) -> None:
     """Without tf.data's model function, nothing is reported."""
     monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
     pipeline = Pipeline(clock, TfDataWait(wait, 1, clock))
     pipeline.train(3, wait=0.1, compute=0.1)
     pipeline.feed.update()
-    assert wait == InputWait()
+    assert wait == UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -216,15 +219,15 @@ def test_older_tensorflow(wait: InputWait, clock: Clock, monkeypatch: pytest.Mon
     ],
     ids=["prefetch then map", "prefetch of examples", "several prefetches", "no prefetch"],
 )
-def test_buffered(pipeline: Pipeline, wait: InputWait, nodes: dict[int, Any], buffered: int | None) -> None:
+def test_buffered(pipeline: Pipeline, wait: Report, nodes: dict[int, Any], buffered: int | None) -> None:
     """Ready batches are those of one prefetch behind which nothing turns examples into batches."""
     pipeline.nodes = nodes
     pipeline.train(1, wait=0.1, compute=0.1)
     pipeline.feed.update()
-    assert wait.buffered == buffered
+    assert wait.input_buffered == buffered
 
 
-def test_iterator_is_let_go(wait: InputWait, clock: Clock, tf_data: None) -> None:
+def test_iterator_is_let_go(wait: Report, clock: Clock, tf_data: None) -> None:
     """The user's iterator is not kept alive, and a read after its end reports nothing."""
     feed = TfDataWait(wait, 1, clock)
     pipeline = Pipeline(clock, feed)
@@ -233,7 +236,7 @@ def test_iterator_is_let_go(wait: InputWait, clock: Clock, tf_data: None) -> Non
     del pipeline
     assert died() is None
     feed.update()
-    assert wait == InputWait()
+    assert wait == UNKNOWN
 
 
 class Array:
@@ -278,38 +281,38 @@ class Jax:
 
 
 @pytest.fixture
-def jax(wait: InputWait, clock: Clock) -> Jax:
+def jax(wait: Report, clock: Clock) -> Jax:
     """Make a JAX that is watched."""
     return Jax(clock, IteratorWait(wait, clock))
 
 
-def test_jax_slow_input(jax: Jax, wait: InputWait) -> None:
+def test_jax_slow_input(jax: Jax, wait: Report) -> None:
     """If Keras waits for each step, as some callbacks make it, the time of `next` is the wait."""
     jax.train(12, wait=0.3, compute=0.1, rest=0.1)
     jax.feed.update()
     assert counted(wait) == pytest.approx((3, 4))
 
 
-def test_jax_fast_input(jax: Jax, wait: InputWait) -> None:
+def test_jax_fast_input(jax: Jax, wait: Report) -> None:
     """While the device still computes there is no wait, however long `next` takes."""
     jax.train(12, wait=0.09, compute=0.1)
     jax.feed.update()
-    assert wait.waited == 0
-    assert wait.observed == pytest.approx(1, rel=0.2)
+    assert wait.input_wait_seconds == 0
+    assert wait.input_observed_seconds == pytest.approx(1, rel=0.2)
 
 
-def test_jax_unknown(jax: Jax, wait: InputWait) -> None:
+def test_jax_unknown(jax: Jax, wait: Report) -> None:
     """If the device finishes while `next` runs, the time until the next update is not observed."""
     jax.train(12, wait=0.3, compute=0.1)
     jax.feed.update()
-    assert wait == InputWait()
+    assert wait == UNKNOWN
     jax.train(1, wait=0.3, compute=0.1, rest=0.1)
     jax.train(21, wait=0.3, compute=0.1, rest=0.1)
     jax.feed.update()
     assert counted(wait)[0] == pytest.approx(20 * 0.3, abs=0.31)
 
 
-def test_jax_pause(jax: Jax, wait: InputWait, clock: Clock) -> None:
+def test_jax_pause(jax: Jax, wait: Report, clock: Clock) -> None:
     """The time between two epochs is not observed."""
     jax.train(12, wait=0.3, compute=0.1, rest=0.1)
     jax.feed.pause()
@@ -320,7 +323,7 @@ def test_jax_pause(jax: Jax, wait: InputWait, clock: Clock) -> None:
     assert counted(wait) == pytest.approx((21 * 0.3, 21 * 0.4))
 
 
-def test_jax_iterator(wait: InputWait) -> None:
+def test_jax_iterator(wait: Report) -> None:
     """The iterator that JAX gets is like the other, and does not hold it."""
     batches = (number for number in range(3))
     _, iterator = IteratorWait(wait)((((), ()), batches))

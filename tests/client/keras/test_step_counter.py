@@ -52,7 +52,7 @@ class Fit(StepCounter):
 def test_time(run: Reporter, clock: Clock) -> None:
     """A step lasts from start to start without the callback's own time; the first, which compiles, has no time."""
     Fit(run, clock).play(4)
-    assert (run.steps, run.durations.total, sum(run.durations.buckets)) == (4, 6.0, 3)
+    assert (run.state.steps, run.durations.total, sum(run.durations.buckets)) == (4, 6.0, 3)
 
 
 def test_second_epoch(run: Reporter, clock: Clock) -> None:
@@ -60,7 +60,7 @@ def test_second_epoch(run: Reporter, clock: Clock) -> None:
     fit = Fit(run, clock)
     fit.play(4)
     fit.play(4)
-    assert (run.steps, run.durations.total, sum(run.durations.buckets)) == (8, 14.0, 7)
+    assert (run.state.steps, run.durations.total, sum(run.durations.buckets)) == (8, 14.0, 7)
 
 
 def test_several_an_execution(run: Reporter, clock: Clock) -> None:
@@ -68,7 +68,7 @@ def test_several_an_execution(run: Reporter, clock: Clock) -> None:
     fit = Fit(run, clock, 3)
     fit.play(2)
     fit.play(2)
-    assert (run.steps, run.durations.total) == (8, 6.0)
+    assert (run.state.steps, run.durations.total) == (8, 6.0)
     assert run.durations.buckets[STEP_BUCKETS.index(1.0)] == 3
     assert run.durations.buckets[STEP_BUCKETS.index(2.5)] == 2
 
@@ -79,11 +79,11 @@ def test_end_of_data(run: Reporter, clock: Clock) -> None:
     A fit that was asked to stop made a step of every begin.
     """
     Fit(run, clock, in_epoch=None, updates=lambda: 17).play(5, no_data=True)
-    assert (run.steps, run.durations.total) == (4, 6.0)
+    assert (run.state.steps, run.durations.total) == (4, 6.0)
     Fit(run, clock, in_epoch=9).play(5, no_data=True)
-    assert run.steps == 8
+    assert run.state.steps == 8
     Fit(run, clock, in_epoch=None).play(5)
-    assert run.steps == 13
+    assert run.state.steps == 13
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_unknown_length_several(run: Reporter, clock: Clock, updates: tuple[int 
     """The optimizer's count shows how many steps a short last execution made, within what is possible."""
     answers = iter(updates)
     Fit(run, clock, 3, None, updates=lambda: next(answers)).play(5, no_data=True)
-    assert run.steps == steps
+    assert run.state.steps == steps
 
 
 def test_never_more_than_made(run: Reporter, clock: Clock) -> None:
@@ -105,7 +105,7 @@ def test_never_more_than_made(run: Reporter, clock: Clock) -> None:
     counted = []
     for batch in range(4):
         fit.go(2, batch)
-        counted.append(run.steps)
+        counted.append(run.state.steps)
     assert counted == [0, 0, 3, 6]
 
 
@@ -115,9 +115,9 @@ def test_failed_fit(run: Reporter, clock: Clock) -> None:
     failed.begin_epoch()
     for batch in range(4):
         failed.begin(batch, clock.now)
-    assert run.steps == 0
+    assert run.state.steps == 0
     Fit(run, clock)
-    assert run.steps == 3
+    assert run.state.steps == 3
 
 
 def test_step_that_failed(run: Reporter, clock: Clock) -> None:
@@ -125,9 +125,9 @@ def test_step_that_failed(run: Reporter, clock: Clock) -> None:
     fit = Fit(run, clock, in_epoch=10)
     fit.begin_epoch()
     fit.go(2, *range(4))
-    run.stepping = True
+    run.state.stepping = True
     assert fit.fail() == 3
-    assert (run.steps, run.durations.total, run.stepping) == (3, 4.0, False)
+    assert (run.state.steps, run.durations.total, run.state.stepping) == (3, 4.0, False)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_compiling(run: Reporter, clock: Clock, traces: list[object], compiled: 
     for batch, seconds in enumerate([100.0, 1.0, 50.0, 1.0]):
         fit.go(seconds, batch)
     fit.end_epoch()
-    assert (run.steps, run.compile_seconds, sum(run.durations.buckets)) == (4, compiled, timed)
+    assert (run.state.steps, run.state.compile_seconds, sum(run.durations.buckets)) == (4, compiled, timed)
 
 
 def test_latest_counts(run: Reporter, clock: Clock) -> None:
@@ -160,7 +160,7 @@ def test_latest_counts(run: Reporter, clock: Clock) -> None:
     first.go(2, 0, 1)
     Fit(run, clock).play(2)
     first.go(2, *range(2, 6))
-    assert (run.steps, first.counts, first.end_epoch()) == (3, False, None)
+    assert (run.state.steps, first.counts, first.end_epoch()) == (3, False, None)
     assert len(first._begins) == 0
 
 
@@ -173,14 +173,14 @@ def test_parts_of_an_epoch(run: Reporter, clock: Clock) -> None:
     for batches in (range(2), range(2, 3)):
         fit.go(2, *batches)
         parts.append(fit.end_epoch())
-    assert (parts, run.steps) == ([5, 2], 7)
+    assert (parts, run.state.steps) == ([5, 2], 7)
 
 
 def test_empty_epoch(run: Reporter, clock: Clock) -> None:
     """An epoch without data counts no step."""
     Fit(run, clock, 3, None, updates=lambda: 0).play(1, no_data=True)
     Fit(run, clock, in_epoch=None).play(0)
-    assert run.steps == 0
+    assert run.state.steps == 0
 
 
 def test_number_twice(run: Reporter, clock: Clock) -> None:
@@ -192,7 +192,7 @@ def test_number_twice(run: Reporter, clock: Clock) -> None:
         fit.begin(0, clock.now)
         clock.now += 2
         fit.end_epoch()
-    assert run.steps == 3
+    assert run.state.steps == 3
 
 
 @pytest.mark.parametrize(("returned", "steps"), [(2, 2), (3, 3)])
@@ -203,7 +203,7 @@ def test_abandoned(run: Reporter, clock: Clock, returned: int, steps: int) -> No
     fit.go(2, 0, 1, 2)
     fit.returned.count = returned
     Fit(run, clock).play(4)
-    assert (run.steps, sum(run.durations.buckets)) == (steps + 4, 1 + 3)
+    assert (run.state.steps, sum(run.durations.buckets)) == (steps + 4, 1 + 3)
 
 
 def test_abandoned_in_a_short_execution(run: Reporter, clock: Clock) -> None:
@@ -214,4 +214,4 @@ def test_abandoned_in_a_short_execution(run: Reporter, clock: Clock) -> None:
     fit.returned.count = 2
     run.finish()
     run.finish()
-    assert run.steps == 4
+    assert run.state.steps == 4

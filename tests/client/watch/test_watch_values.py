@@ -59,7 +59,7 @@ def test_step_without_its_batch_size(daemon: Receiver) -> None:
         sums = []
         for size in (8, 8, None, 8):
             run.step(batch_size=size)
-            sums.append(run._loop.run.examples)
+            sums.append(run._loop.run.state.examples)
     assert sums == [8, 16, None, None]
     assert last(daemon.accept()).examples is None
 

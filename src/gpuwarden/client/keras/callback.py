@@ -19,6 +19,7 @@ from gpuwarden.client.distributed.workers import has_workers
 from gpuwarden.client.errors.classifier import error_from_exception
 from gpuwarden.client.errors.uncaught import error_from_uncaught
 from gpuwarden.client.guard import Guard, claim_steps, guarded
+from gpuwarden.client.input_wait import clear_input_buffer
 from gpuwarden.client.keras.fit import introspection
 from gpuwarden.client.keras.fit.fit_meters import FitMeters
 from gpuwarden.client.keras.fit.function_patch import FUNCTION_KINDS, FunctionKind, FunctionPatch
@@ -26,7 +27,7 @@ from gpuwarden.client.keras.keras_run import join_keras_run, read_memory_logs
 from gpuwarden.client.keras.model_memory import add_model_memory
 from gpuwarden.client.keras.on_pressure import OnPressure, PressureLevel, PressureResponder, make_responder
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS, Reporter, has_reported
+from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS, Reporter, add_one, has_reported
 from gpuwarden.client.settings import check_settings
 from gpuwarden.protocol.messages import Advice, Phase
 
@@ -172,7 +173,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._patch.patch_test_early(self)
         self._fit.begin_epoch()
         run = self._reporter
-        run.epoch, run.phase, run.batch = int(epoch), "train", 0
+        state = run.state
+        state.epoch, state.phase, state.batch = int(epoch), "train", 0
         run.report_soon()  # if the epoch's first step hangs, the daemon knows that it has started
         self._due = 0.0
 
@@ -217,7 +219,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             run.listen(now)
             self._act_alone(self._responder)
         if now >= run.observe_due:
-            run.phase, run.stepping = "train", True
+            run.state.phase, run.state.stepping = "train", True
             fit.read_metrics(now)
             self._update_hello()
             run.observe(now)
@@ -273,7 +275,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._patch.restore(self)
         run = self._reporter
         size = None if self._fit is None else self._fit.fail()
-        phase, run.phase = run.phase, "idle"
+        phase, run.state.phase = run.state.phase, "idle"
         run.memory.sample()
         if not isinstance(exception, Exception):
             self._report()  # interrupted: ended without an error
@@ -281,7 +283,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         size = size if phase == "train" else None
         run.report_error(
             add_model_memory(
-                error_from_exception(exception, phase, run.steps, run.memory.latest(), size), self._watched
+                error_from_exception(exception, phase, run.state.steps, run.memory.latest(), size), self._watched
             )
         )
 
@@ -291,21 +293,21 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             self._fit.steps.find_end()
 
     def _join(self) -> Reporter:
-        stepped = self._run is not None and self._run.steps > 0
+        stepped = self._run is not None and self._run.state.steps > 0
         self._run, self._is_hello_final = join_keras_run(self._settings, stepped=stepped)
         return self._run
 
     def _update_hello(self) -> None:
         """Send a hello with devices once a step has been made: torch sets them up in the first, if it uses any."""
-        if not self._is_hello_final and self._reporter.steps:
+        if not self._is_hello_final and self._reporter.state.steps:
             self._join()
 
     def _begin_run(self) -> Reporter:
         """Join the run when no fit is in progress; count the steps of a fit that an unreported exception ended."""
         run = self._join()
         run.finish()
-        run.stepping = False
-        run.input.clear_buffer()
+        run.state.stepping = False
+        clear_input_buffer(run.state)
         return run
 
     @guarded
@@ -332,7 +334,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         return self._run
 
     def _enter(self, phase: Phase) -> None:
-        self._reporter.phase = phase
+        self._reporter.state.phase = phase
         self._report()
 
     def _report(self) -> None:
@@ -348,10 +350,10 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         run = self._reporter
         advice = responder.choose_alone(run.advice)
         if advice:
-            run.stepping = False
+            run.state.stepping = False
             self._report()
             self._act(responder, advice[-1])
-            run.stepping = True
+            run.state.stepping = True
             self._report()
 
     def _act(self, responder: PressureResponder, advice: Advice | None) -> None:
@@ -366,7 +368,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         if self._run is not None:
             self._run.advice.record_action(responder.action, began, monotonic())
             if done:
-                self._run.actions[responder.action] += 1
+                state = self._run.state
+                state.actions = add_one(state.actions, responder.action)
 
     def _give_up(self) -> None:
         self._fit = None  # the unguarded hook of each step does nothing from now on

@@ -111,7 +111,7 @@ class ExampleCounter:
         """Return the number of examples of the step that has just failed, if it is declared."""
         if self._declared is None:
             return None
-        last = self._in_epoch is not None and (self._run.batch or 0) + 1 >= self._in_epoch
+        last = self._in_epoch is not None and (self._run.state.batch or 0) + 1 >= self._in_epoch
         return self._declared.last if last else self._declared.size
 
 

@@ -6,7 +6,6 @@ import weakref
 from typing import Any
 
 from gpuwarden.client.distributed.workers import is_in_one_process
-from gpuwarden.client.input_wait import InputWait
 from gpuwarden.client.keras.fit import introspection
 from gpuwarden.client.keras.fit.example_counter import ExampleCounter
 from gpuwarden.client.keras.fit.function_patch import InputMeter
@@ -16,6 +15,7 @@ from gpuwarden.client.keras.fit.step_counter import StepCounter
 from gpuwarden.client.keras.fit.tf_data_wait import TfDataWait
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.reporter import Reporter
+from gpuwarden.protocol.messages import Report
 
 METRICS_INTERVAL_SECONDS = 1.0  # between two reads of the loss metric and of the input wait: about 100 µs each
 
@@ -32,7 +32,7 @@ class FitMeters:
         self._examples = ExampleCounter(run, reader, in_epoch, feeder, workers=not is_in_one_process(model))
         if not (self._examples.is_exact or reader.is_readable):
             run.add_examples(None)
-        self.input = _make_input_meter(run.input, per_execution)
+        self.input = _make_input_meter(run.state, per_execution)
         reference = weakref.ref(model)  # the run keeps the last fit's counter, and must not keep its model
         self.steps = StepCounter(
             run,
@@ -68,7 +68,7 @@ class FitMeters:
         self._run.count_ended()  # so that examples and steps are of the same moment
         is_due = now >= self._metrics_due
         if is_due or self._examples.is_exact:
-            self._examples.update(self._run.batch or 0, reads=is_due)
+            self._examples.update(self._run.state.batch or 0, reads=is_due)
         if is_due:
             self._metrics_due = now + METRICS_INTERVAL_SECONDS
             if self.input is not None:
@@ -83,9 +83,9 @@ class FitMeters:
         return self._examples.failed_batch_size()
 
 
-def _make_input_meter(wait: InputWait, per_execution: int) -> InputMeter | None:
+def _make_input_meter(state: Report, per_execution: int) -> InputMeter | None:
     """Return the meter of the input wait; None if it cannot be measured."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        return TfDataWait(wait, per_execution)
-    return IteratorWait(wait) if backend == "jax" and per_execution == 1 else None
+        return TfDataWait(state, per_execution)
+    return IteratorWait(state) if backend == "jax" and per_execution == 1 else None

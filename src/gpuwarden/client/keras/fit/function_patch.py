@@ -28,7 +28,7 @@ class InputMeter(Protocol):
         """Return the arguments to pass to the train function in place of Keras's."""
 
     def update(self) -> None:
-        """Update the InputWait; called between two executions, about once a second."""
+        """Update the input wait; called between two executions, about once a second."""
 
     def pause(self) -> None:
         """Update once more and stop until the next execution: the epoch ends or validation starts."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
-from gpuwarden.client.input_wait import InputWait
+from gpuwarden.client.input_wait import add_input_wait
+from gpuwarden.protocol.messages import Report
 
 MAX_UNSURE_RATIO = 0.1  # largest part of the observed time for which the wait is unknown
 
@@ -21,8 +22,8 @@ class IteratorWait:
     nothing can be measured. The first execution compiles and is left out.
     """
 
-    def __init__(self, wait: InputWait, clock: Callable[[], float] = monotonic) -> None:
-        self._wait = wait
+    def __init__(self, state: Report, clock: Callable[[], float] = monotonic) -> None:
+        self._state = state
         self._clock = clock
         self._compiled = False
         self._timed: _Timed | None = None
@@ -51,7 +52,7 @@ class IteratorWait:
         if timed is None:
             return
         if self._observed and timed.unsure <= MAX_UNSURE_RATIO * self._observed:
-            self._wait.add(min(timed.waited, self._observed), self._observed)
+            add_input_wait(self._state, min(timed.waited, self._observed), self._observed)
         self._observed = timed.waited = timed.unsure = 0.0
 
     def pause(self) -> None:

@@ -50,17 +50,18 @@ class LossReader:
 
     def begin_epoch(self) -> None:
         """Record that an epoch starts, and Keras has reset the metric."""
-        self._began = self._run.steps
+        self._began = self._run.state.steps
         self._is_finite = True
 
     def read(self) -> int | None:
         """Read the count between two steps, about 200 µs; None if that would wait for the device."""
         # The run has not counted an execution yet that may have been short.
-        return self._read(max(self._run.steps, self._began + (self._run.batch or 0))) if self._in_epoch else None
+        state = self._run.state
+        return self._read(max(state.steps, self._began + (state.batch or 0))) if self._in_epoch else None
 
     def read_at_end(self) -> int | None:
         """Read the count when the steps of the epoch, or of a part of it, are done; None if unknown."""
-        return self._read(self._run.steps)
+        return self._read(self._run.state.steps)
 
     def read_logs(self, logs: Any) -> None:
         """Read the epoch's losses from what Keras passes at its end, on every backend; a tensor is not read.
@@ -72,13 +73,13 @@ class LossReader:
         losses = {name: loss for name, loss in known.items() if name.endswith("loss")}
         validation = [losses.pop(name) for name in list(losses) if name.startswith("val_")]
         if any(losses.values()) or (losses and self._is_mean):
-            self._record(sum(losses.values()), self._run.steps)
+            self._record(sum(losses.values()), self._run.state.steps)
         self._has_validation = self._has_validation or bool(validation)
         if not self._has_validation:
             self._run.nonfinite_losses.end_validation()
         if validation:
             is_finite = math.isfinite(sum(validation))
-            self._run.nonfinite_losses.record_validation(self._run.steps, monotonic(), is_finite=is_finite)
+            self._run.nonfinite_losses.record_validation(self._run.state.steps, monotonic(), is_finite=is_finite)
 
     def _read(self, steps: int) -> int | None:
         self._metric = self._metric or (_find_metric(self._model()) if self.is_readable else None)
@@ -90,7 +91,7 @@ class LossReader:
         if not 0 < count < _MAX_EXACT_COUNT:
             return None
         if self.wanted:
-            self._run.loss = total / count if math.isfinite(total) else None
+            self._run.state.loss = total / count if math.isfinite(total) else None
         return int(count)
 
     def _record(self, mean: float, steps: int) -> None:

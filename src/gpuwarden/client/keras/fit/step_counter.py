@@ -49,7 +49,7 @@ class StepCounter:
         self._cut_short = cut_short
         self._traced = traces()
         if self._traced is not None:
-            run.compile_seconds = run.compile_seconds or 0.0
+            run.state.compile_seconds = run.state.compile_seconds or 0.0
         self._first = True  # the current execution, or the next one, is the fit's first
         # If an execution may be short, it is known to be complete only after the next one has ended.
         self._doubtful = 1 if per_execution > 1 and in_epoch is None else 0
@@ -67,7 +67,7 @@ class StepCounter:
         self._ended: list[float | None] = []  # seconds of the finished ones not counted yet; None: compiled
         self._counted = 0
         self._returned_before = self.returned.count
-        self._run.stepping = False
+        self._run.state.stepping = False
 
     @property
     def counts(self) -> bool:
@@ -102,7 +102,7 @@ class StepCounter:
         ended = [after - before for before, after in pairwise(self._begins)]
         del self._begins[:-1]
         self._end_executions(ended)
-        self._run.batch = self._executions * self._per_execution
+        self._run.state.batch = self._executions * self._per_execution
         complete = len(self._ended) - self._doubtful
         if complete > 0:
             self._count_executions(self._ended[:complete], self._per_execution)
@@ -162,7 +162,7 @@ class StepCounter:
         elif traced != self._traced:
             compiled = 0 if first else self._find_compiled(seconds)
             if compiled is not None:
-                self._run.compile_seconds = (self._run.compile_seconds or 0.0) + seconds[compiled]
+                self._run.state.compile_seconds = (self._run.state.compile_seconds or 0.0) + seconds[compiled]
                 kept[compiled] = None
         self._traced, self._first = traced, False
         self._ended += kept

@@ -16,7 +16,8 @@ from itertools import pairwise
 from time import monotonic
 from typing import Any
 
-from gpuwarden.client.input_wait import InputWait
+from gpuwarden.client.input_wait import add_input_wait, clear_input_buffer
+from gpuwarden.protocol.messages import Report
 
 MAX_GAPS = 100  # kept by tf.data: model.cc
 MAX_GAP_SECONDS = 10.0  # tf.data drops longer ones: model.cc
@@ -34,8 +35,8 @@ class TfDataWait:
     Reading the model takes about 50 µs, the first time 2 ms; that is during the execution that compiles.
     """
 
-    def __init__(self, wait: InputWait, per_execution: int, clock: Callable[[], float] = monotonic) -> None:
-        self._wait = wait
+    def __init__(self, state: Report, per_execution: int, clock: Callable[[], float] = monotonic) -> None:
+        self._state = state
         self._per_execution = per_execution
         self._clock = clock
         self._read_model: Callable[[Any], Any] | None = _find_reader()
@@ -62,16 +63,16 @@ class TfDataWait:
             model = self._read_model(iterator)
         except Exception:  # noqa: BLE001 - no model, by version, strategy and option
             self._read_model = None
-            self._wait.clear_buffer()
+            clear_input_buffer(self._state)
             return
         if self._begins:
             self._observe(model)
-        self._wait.buffered, self._wait.buffer_size = _read_prefetch(model)
+        self._state.input_buffered, self._state.input_buffer_size = _read_prefetch(model)
 
     def pause(self) -> None:
         """Update once more and release the iterator."""
         self.update()
-        self._wait.clear_buffer()
+        clear_input_buffer(self._state)
         self._iterator = None
         self._begins.clear()
 
@@ -109,7 +110,7 @@ class TfDataWait:
         recent = begins[len(begins) - 1 - steps :]
         if steps and all(after - begin < MAX_GAP_SECONDS for begin, after in pairwise(recent)):
             observed = recent[-1] - recent[0]
-            self._wait.add(max(observed - sum(gaps[-steps:]) / 1e6, 0.0), observed)
+            add_input_wait(self._state, max(observed - sum(gaps[-steps:]) / 1e6, 0.0), observed)
 
 
 def _find_reader() -> Callable[[Any], Any] | None:
