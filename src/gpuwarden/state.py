@@ -16,7 +16,7 @@ from gpuwarden.protocol.messages import AdviceKind
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.severity import Severity
 from gpuwarden.usage.daily_energy import Energy
-from gpuwarden.usage.run_usage import RunUsage
+from gpuwarden.usage.run_usage import DeviceUsage
 
 AlertKey = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -119,7 +119,8 @@ class Counts:
 class State:
     """One poll, the runs joined with it, and the daemon's own health.
 
-    `usage` is by run id, and so is `advice_sent`, of runs that read advice. `processes` are those that get series.
+    `usage` is by run id and UUID, `advice_sent` by the id of runs that read advice. `processes` are those that get
+    series.
     `access` has the sources that need a permission, and whether the daemon has it; a source that is absent or was not
     tried yet has no entry.
     """
@@ -128,7 +129,7 @@ class State:
     poll_interval: float  # seconds
     snapshot: Snapshot
     runs: tuple[RunSnapshot, ...] = ()
-    usage: Mapping[str, RunUsage] = field(default_factory=dict)
+    usage: Mapping[str, Mapping[str, DeviceUsage]] = field(default_factory=dict)
     advice_sent: Mapping[str, Mapping[AdviceKind, int]] = field(default_factory=dict)
     processes: tuple[tuple[Gpu, GpuProcess], ...] = ()
     owners: Owners = field(default_factory=Owners)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_record_cases import BEGAN, BEGAN_UPTIME, example_record, run
+from run_record_cases import ACCOUNT, BEGAN, BEGAN_UPTIME, example_record, run
 from services import ROOT
 
 from gpuwarden.cli.runs.memory_report import render_conclusion
@@ -29,13 +29,12 @@ from gpuwarden.host import procfs
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import Hello, NonFiniteLoss
 from gpuwarden.records import record_parts
-from gpuwarden.records.joining import conclude_record, join_records, usage_from_record
+from gpuwarden.records.joining import add_usage, conclude_record, join_records
 from gpuwarden.records.record import RecordedDevice, RunRecord, build_record, record_from_json
 from gpuwarden.records.record_json import RunRecordError, json_from_record
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.store import RecordRow, RecordStore, row_from_record
 from gpuwarden.records.summary import format_summary
-from gpuwarden.records.timeline import add_timeline
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
@@ -43,6 +42,18 @@ from gpuwarden.web.api.api_docs import document_parts
 from snapshots import GIB, snapshot
 
 GOLDEN = ROOT / "tests/records/record.json"
+EARLIER = RecordedDevice(
+    uuid="GPU-0",
+    name="H100",
+    gpu_seconds=100.0,
+    busy_seconds=70.0,
+    energy_joules=2e4,
+    throttled_seconds={"sw_power_cap": 7.0},
+    memory_peak_bytes=8 * GIB,
+    headroom_at_peak_bytes=5.0,
+    lowest_headroom_bytes=4.0,
+    xids={"31": 2},
+)
 
 
 def test_golden(request: pytest.FixtureRequest) -> None:
@@ -123,7 +134,6 @@ def test_unknown_values_have_no_key() -> None:
         "duration_seconds": 5.0,
         "state": "running",
     }
-    assert usage_from_record(record_from_json(plain)) == RunUsage()
 
 
 def test_totals_are_those_of_the_devices() -> None:
@@ -138,9 +148,38 @@ def test_record_survives_json() -> None:
     made = example_record()
     back = record_from_json(json.loads(json.dumps(json_from_record(made))))
     assert json_from_record(back) == json_from_record(made)
-    account, uptime = usage_from_record(back), back.began_uptime_seconds
-    again = build_record(run(), BEGAN + 7980, boot_id="b0", user="alice", usage=account, began_uptime=uptime)
-    assert json_from_record(add_timeline(again, run())) == json_from_record(made)
+    assert add_usage(back, {}) == ACCOUNT.shares
+
+
+def test_usage_of_an_earlier_daemon_is_added() -> None:
+    """Usage is added to that of an earlier daemon, with the headroom at the higher peak."""
+    before = replace(
+        example_record(ended=False), devices=(EARLIER, replace(EARLIER, uuid="GPU-9", memory_peak_bytes=1))
+    )
+    own = DeviceUsage(
+        "H100",
+        gpu_seconds=10.0,
+        energy_joules=3000.0,
+        throttled_seconds={"sw_power_cap": 5.0},
+        memory_peak_bytes=2 * GIB,
+        headroom_at_peak_bytes=6.0,
+        lowest_headroom_bytes=5.0,
+        xids={"31": 1, "43": 1},
+    )
+    shares = add_usage(before, {"GPU-9": own, "GPU-0": own, "GPU-1": own})
+    assert shares["GPU-0"] == DeviceUsage(
+        "H100",
+        gpu_seconds=110.0,
+        busy_seconds=70.0,
+        energy_joules=23000.0,
+        throttled_seconds={"sw_power_cap": 12.0},
+        memory_peak_bytes=8 * GIB,
+        headroom_at_peak_bytes=5.0,
+        lowest_headroom_bytes=4.0,
+        xids={"31": 3, "43": 1},
+    )
+    assert (shares["GPU-9"].memory_peak_bytes, shares["GPU-9"].headroom_at_peak_bytes) == (2 * GIB, 6.0)
+    assert shares["GPU-1"] == own
 
 
 def test_unknown_keys_are_ignored() -> None:
@@ -208,7 +247,7 @@ def test_forecasts_are_not_continued() -> None:
         BEGAN + 9100,
         boot_id="b0",
         user=None,
-        usage=usage_from_record(before),
+        usage=ACCOUNT,
     )
     for later in (join_records(before, bare), conclude_record(before, "the host was rebooted")):
         plain = json_from_record(later)
@@ -353,7 +392,11 @@ def test_amounts() -> None:
 def test_device_seen_in_one_poll() -> None:
     """A GPU used in one poll only has neither a time nor a utilization."""
     account = RunUsage(
-        {"GPU-0": DeviceUsage("H200", 0.0, 0.0, 0.0, 0.0, throttled={"sw_power_cap": 0.0}, memory_peak=GIB)}
+        {
+            "GPU-0": DeviceUsage(
+                "H200", 0.0, 0.0, 0.0, 0.0, throttled_seconds={"sw_power_cap": 0.0}, memory_peak_bytes=GIB
+            )
+        }
     )
     bare = replace(run(), leaks={}, batch_peaks={}, headroom_limits={})
     made = build_record(bare, BEGAN, boot_id=None, user=None, usage=account)
@@ -362,7 +405,7 @@ def test_device_seen_in_one_poll() -> None:
     assert {"gpu_seconds", "gpu_idle_ratio", "energy_joules", "throttled_seconds"} & plain.keys() == set()
     assert "gpu_seconds" not in format_summary(made)
     assert "energy" not in format_summary(made)
-    again = build_record(bare, BEGAN, boot_id=None, user=None, usage=usage_from_record(record_from_json(plain)))
+    again = build_record(bare, BEGAN, boot_id=None, user=None, usage=RunUsage(add_usage(record_from_json(plain), {})))
     assert json_from_record(again) == plain
 
 

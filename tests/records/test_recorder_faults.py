@@ -59,7 +59,7 @@ class PolledRecorder:
         now = time.monotonic() + later
         poll = JoinedPoll(snapshot(), runs, now)
         usage = self.accounts.update(poll)
-        self.recorder.update(poll, {run_id: self.usage.after(each) for run_id, each in usage.items()})
+        self.recorder.update(poll, dict.fromkeys(usage, self.usage))
 
     async def until(self, what: Callable[[], bool], *runs: RunSnapshot, later: float = 0.0) -> None:
         """Poll at least once, until the condition holds."""

@@ -11,7 +11,7 @@ from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Repor
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.usage.metrics import RunUsageReadings
-from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
+from gpuwarden.usage.run_usage import DeviceUsage
 from snapshots import gpu, snapshot
 
 PEER = ProcessKey(pid=7, uid=1000, start=1)
@@ -62,9 +62,9 @@ def test_reserved_memory() -> None:
 
 def test_xids() -> None:
     """A run has the XIDs of its GPUs during its life, by code, and no series without one."""
-    assert RunUsageReadings.xid_events_total.read(RunUsage()) == {}
-    shares = {"GPU-a": DeviceUsage("A100", xids={31: 2, 43: 1}), "GPU-b": DeviceUsage("A100")}
-    assert RunUsageReadings.xid_events_total.read(RunUsage(shares)) == {
+    assert RunUsageReadings.xid_events_total.read({}) == {}
+    shares = {"GPU-a": DeviceUsage("A100", xids={"31": 2, "43": 1}), "GPU-b": DeviceUsage("A100")}
+    assert RunUsageReadings.xid_events_total.read(shares) == {
         ("GPU-a", "31"): 2,
         ("GPU-a", "43"): 1,
     }

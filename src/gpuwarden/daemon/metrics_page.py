@@ -45,7 +45,7 @@ _READERS: Mapping[type[Table[Any]], Callable[[State], SubjectReadings]] = {
         ((run_id,), AdviceReadings.read(sent)) for run_id, sent in state.advice_sent.items()
     ],
     RunUsageReadings: lambda state: [
-        ((run_id,), RunUsageReadings.read(usage)) for run_id, usage in state.usage.items()
+        ((run_id,), RunUsageReadings.read(shares)) for run_id, shares in state.usage.items()
     ],
 }
 TABLES: tuple[type[Table[Any]], ...] = (*_READERS, FitnessReadings, DaemonProcess)

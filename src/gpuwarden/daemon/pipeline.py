@@ -187,7 +187,7 @@ class Pipeline:
         return replace(
             state,
             detection=detection,
-            usage={run.peer.run_id: self.recorder.add_earlier(run.peer.run_id, usage[run.peer.run_id]) for run in runs},
+            usage=self.recorder.list_shares(),
             advice_sent={run.peer.run_id: sent[run.peer.run_id] for run in runs if run.hello.hears},
             counts=self._add_counts(counts),
         )

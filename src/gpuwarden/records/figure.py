@@ -95,10 +95,13 @@ def find_figures(document: type) -> Mapping[str, Figure]:
     return {each.name: each.metadata["figure"] for each in fields(document) if "figure" in each.metadata}
 
 
-def join_figures(before: Document, since: Document) -> Document:
-    """Return a document with each figure joined by its rule, from that of an earlier daemon and that since."""
-    figures = find_figures(type(since))  # type: ignore[arg-type] # likewise
-    joined = {name: each.join(getattr(before, name), getattr(since, name)) for name, each in figures.items()}
+def join_figures(before: object, since: Document) -> Document:
+    """Return a document with each figure joined by its rule, from that of an earlier daemon and that since.
+
+    The rules are those of the earlier one, which may have more figures.
+    """
+    figures, names = find_figures(type(before)), (each.name for each in fields(since))  # type: ignore[arg-type]
+    joined = {name: figures[name].join(getattr(before, name), getattr(since, name)) for name in names}
     return type(since)(**joined)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gpuwarden.records.figure import join_figures
-from gpuwarden.records.record import RecordedDevice, RunRecord, choose_duration, compute_idle_ratio
+from gpuwarden.records.record import RecordedDevice, RunRecord, choose_duration, compute_idle_ratio, join_shares
 from gpuwarden.records.timeline import join_marks, limit_timeline, shift_timeline
 from gpuwarden.runs.run_snapshot import KEPT_ERRORS
-from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
+from gpuwarden.usage.run_usage import DeviceUsage
 
 
 def join_records(before: RunRecord, since: RunRecord) -> RunRecord:
@@ -50,25 +51,6 @@ def conclude_record(record: RunRecord, evidence: str) -> RunRecord:
     )
 
 
-def usage_from_record(record: RunRecord) -> RunUsage:
-    """Return the usage that a record has."""
-    shares = {each.uuid: _usage(each) for each in record.devices}
-    return RunUsage(shares, dict(record.phase_seconds or {}), record.host_memory_peak_bytes)
-
-
-def _usage(device: RecordedDevice) -> DeviceUsage:
-    return DeviceUsage(
-        device.name,
-        seconds=device.gpu_seconds or 0.0,
-        busy=device.busy_seconds,
-        idle=device.idle_seconds,
-        joules=device.energy_joules,
-        joules_by_power=device.energy_by_power_joules,
-        throttled=device.throttled_seconds or {},
-        throttled_steps=device.throttled_step_seconds or {},
-        memory_peak=device.memory_peak_bytes,
-        memory_limit=device.memory_limit_bytes,
-        headroom_at_peak=device.headroom_at_peak_bytes,
-        lowest_headroom=device.lowest_headroom_bytes,
-        xids={int(code): count for code, count in (device.xids or {}).items()},
-    )
+def add_usage(before: RunRecord, shares: Mapping[str, DeviceUsage]) -> Mapping[str, DeviceUsage]:
+    """Return a run's usage of each device, by UUID, with that of its record by an earlier daemon."""
+    return join_shares(before.devices, shares, lambda each: DeviceUsage(each.name))

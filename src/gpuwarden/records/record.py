@@ -50,6 +50,7 @@ MAX_LISTED = 1000  # ended runs in one answer of the API
 MAX_CLOCK_DIFFERENCE_SECONDS = 1.0  # between two clocks that were not changed
 
 T = TypeVar("T")
+Share = TypeVar("Share", "RecordedDevice", "DeviceUsage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def _left(read: Callable[[TimeLeft], T]) -> Callable[[Leak], T | None]:
 
 def _timed(read: Callable[[DeviceUsage], T]) -> Callable[[DeviceRecordSource], T | None]:
     """Return a reader of usage; where no time passed between polls, that it was idle and used no energy is unknown."""
-    return lambda of: read(of.usage) if of.usage.seconds else None
+    return lambda of: read(of.usage) if of.usage.gpu_seconds else None
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -173,14 +174,24 @@ def _join_sizes(
 
 
 def _join_devices(before: Iterable[RecordedDevice], since: Iterable[RecordedDevice]) -> tuple[RecordedDevice, ...]:
-    joined = {each.uuid: each for each in before}
     later = {each.uuid: each for each in since}
-    for uuid, earlier in joined.items():
-        each = later.pop(uuid, None) or RecordedDevice(uuid=uuid, name=earlier.name)
+    return tuple(join_shares(before, later, lambda each: RecordedDevice(uuid=each.uuid, name=each.name)).values())
+
+
+def join_shares(
+    before: Iterable[RecordedDevice], since: Mapping[str, Share], make_unused: Callable[[RecordedDevice], Share]
+) -> dict[str, Share]:
+    """Return a run's figures of each device by UUID, those of an earlier daemon's record joined with those since.
+
+    `make_unused` returns the latter for a device of the record alone.
+    """
+    joined = {}
+    for earlier in before:
+        each = since.get(earlier.uuid) or make_unused(earlier)
         at_peak = earlier if (earlier.memory_peak_bytes or 0) >= (each.memory_peak_bytes or 0) else each
         headroom = at_peak.headroom_at_peak_bytes
-        joined[uuid] = replace(join_figures(earlier, each), headroom_at_peak_bytes=headroom)
-    return (*joined.values(), *later.values())
+        joined[earlier.uuid] = replace(join_figures(earlier, each), headroom_at_peak_bytes=headroom)
+    return {**joined, **{uuid: each for uuid, each in since.items() if uuid not in joined}}
 
 
 def _unless_zero(text: Callable[[Any], str] = str) -> Callable[[Any], str]:
@@ -207,20 +218,20 @@ class RecordedDevice(DeviceFigures):
     """Usage of one GPU or MIG instance by the run."""
 
     name: str = _device_record(lambda of: of.usage.name, "Model name of the GPU.", required=True)
-    gpu_seconds: float | None = _device_record(_timed(lambda usage: usage.seconds), "Time that the run had memory allocated there; needs two polls.", label="allocated", join=sum_of_known)
-    busy_seconds: float | None = _device_record(_timed(lambda usage: usage.busy), "Of that, time with a kernel of any program running.", join=sum_of_known)
-    idle_seconds: float | None = _device_record(_timed(lambda usage: usage.idle), "Of that, time without one.", label="idle", join=sum_of_known)
-    energy_joules: float | None = _device_record(_timed(lambda usage: usage.joules), "Energy of the whole GPU in that time; not for MIG instances.", label="energy", join=sum_of_known)
-    energy_by_power_joules: float | None = _device_record(_timed(lambda usage: usage.joules_by_power), "Part of it computed from power, without an energy counter.", join=sum_of_known)
+    gpu_seconds: float | None = _device_record(_timed(lambda usage: usage.gpu_seconds), "Time that the run had memory allocated there; needs two polls.", label="allocated", join=sum_of_known)
+    busy_seconds: float | None = _device_record(_timed(lambda usage: usage.busy_seconds), "Of that, time with a kernel of any program running.", join=sum_of_known)
+    idle_seconds: float | None = _device_record(_timed(lambda usage: usage.idle_seconds), "Of that, time without one.", label="idle", join=sum_of_known)
+    energy_joules: float | None = _device_record(_timed(lambda usage: usage.energy_joules), "Energy of the whole GPU in that time; not for MIG instances.", label="energy", join=sum_of_known)
+    energy_by_power_joules: float | None = _device_record(_timed(lambda usage: usage.energy_by_power_joules), "Part of it computed from power, without an energy counter.", join=sum_of_known)
     throttled_seconds: Mapping[str, float] | None = _device_record(
-        _timed(lambda usage: usage.throttled), "Throttled time, by clock event reason.", label="throttled", text=_reasons, join=_add_by_key)
-    throttled_step_seconds: Mapping[str, float] | None = _device_record(_timed(lambda usage: usage.throttled_steps), "Of that, time in training steps.", join=_add_by_key)
-    memory_peak_bytes: int | None = _device_record(lambda of: of.usage.memory_peak, "Peak memory in use of the run's allocator.", join=_highest)
-    memory_limit_bytes: int | None = _device_record(lambda of: of.usage.memory_limit, "The allocator's own limit.", label="limit")
-    headroom_at_peak_bytes: float | None = _device_record(lambda of: of.usage.headroom_at_peak, "Headroom on top of that peak.")
-    lowest_headroom_bytes: float | None = _device_record(lambda of: of.usage.lowest_headroom, "Lowest headroom of any poll.", join=_lowest)
+        _timed(lambda usage: usage.throttled_seconds), "Throttled time, by clock event reason.", label="throttled", text=_reasons, join=_add_by_key)
+    throttled_step_seconds: Mapping[str, float] | None = _device_record(_timed(lambda usage: usage.throttled_step_seconds), "Of that, time in training steps.", join=_add_by_key)
+    memory_peak_bytes: int | None = _device_record(lambda of: of.usage.memory_peak_bytes, "Peak memory in use of the run's allocator.", join=_highest)
+    memory_limit_bytes: int | None = _device_record(lambda of: of.usage.memory_limit_bytes, "The allocator's own limit.", label="limit")
+    headroom_at_peak_bytes: float | None = _device_record(lambda of: of.usage.headroom_at_peak_bytes, "Headroom on top of that peak.")
+    lowest_headroom_bytes: float | None = _device_record(lambda of: of.usage.lowest_headroom_bytes, "Lowest headroom of any poll.", join=_lowest)
     xids: Mapping[XidCode, int] | None = _device_record(
-        lambda of: {str(code): count for code, count in of.usage.xids.items()}, "XIDs of the GPU during the run, by code.", label="XIDs", text=_counts, join=_add_by_key)
+        lambda of: of.usage.xids, "XIDs of the GPU during the run, by code.", label="XIDs", text=_counts, join=_add_by_key)
     batch_memory: tuple[RecordedBatchMemory, ...] = _device_record(
         lambda of: read_batch_memory(of.run.batch_peaks.get(of.uuid, ())), "Memory by batch size, as far as known.", default=(), join=_join_sizes)
     timeline: MemoryTimeline | None = _device_record(lambda _of: None, "Memory over time; only in the response for one run.", join=join_timelines)

@@ -19,7 +19,7 @@ from gpuwarden.fairness.log_limiter import limit_lines_of
 from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import parse_run_id
-from gpuwarden.records.joining import conclude_record, join_records, usage_from_record
+from gpuwarden.records.joining import add_usage, conclude_record, join_records
 from gpuwarden.records.privacy import Reader, read_all, withhold_texts
 from gpuwarden.records.record import RunRecord, build_record
 from gpuwarden.records.store import render_record
@@ -29,7 +29,7 @@ from gpuwarden.records.writer import DEFAULT_LISTED, STOP_SECONDS, RecordWriter
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_events import RunEvent, bounded
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
-from gpuwarden.usage.run_usage import NO_USAGE, RunUsage
+from gpuwarden.usage.run_usage import NO_USAGE, DeviceUsage, RunUsage
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,6 @@ class _PresentRun:
     began_uptime: float
     slept: float
     before: RunRecord | None = None
-    usage_before: RunUsage = NO_USAGE
     events: tuple[RunEvent, ...] = ()
     recorded: Ending | None = None
     logged: frozenset[str] = frozenset()  # outcomes
@@ -153,10 +152,12 @@ class Recorder:
             await self._writer.flush_until(until)
             await self._writer.close()
 
-    def add_earlier(self, run_id: str, usage: RunUsage) -> RunUsage:
-        """Return a run's usage with that of earlier daemons."""
-        present = self._present.get(run_id)
-        return usage.after(present.usage_before) if present and present.usage_before is not NO_USAGE else usage
+    def list_shares(self) -> dict[str, Mapping[str, DeviceUsage]]:
+        """Return the usage of devices by the runs of the last poll, with that of earlier daemons, by run id and UUID."""
+        return {
+            run_id: add_usage(present.before, present.usage.shares) if present.before else present.usage.shares
+            for run_id, present in self._present.items()
+        }
 
     def update(
         self, poll: JoinedPoll, usage: Mapping[str, RunUsage], events: Mapping[str, Sequence[RunEvent]] = NO_EVENTS
@@ -173,7 +174,7 @@ class Recorder:
             if present is None:
                 present = self._present[run.peer.run_id] = self._new(run)
                 if absent := self._absent.pop(run.peer.run_id, None):
-                    self._continue(present, absent.record)
+                    present.before = absent.record
             present.usage = usage.get(run.peer.run_id, present.usage)
             if new := events.get(run.peer.run_id):
                 present.events = bounded((*present.events, *new))
@@ -191,10 +192,6 @@ class Recorder:
     def _new(self, run: RunSnapshot) -> _PresentRun:
         # Never negative: if the clocks disagree (a time namespace, a replay), the reader would refuse the record.
         return _PresentRun(run, NO_USAGE, max(self._uptime() - run.lasted, 0.0), self._slept())
-
-    def _continue(self, present: _PresentRun, before: RunRecord) -> None:
-        present.before = before
-        present.usage_before = usage_from_record(before)
 
     def _slept(self) -> float:
         """Return the seconds that the host has slept since boot, in which the monotonic clock stopped."""
@@ -266,7 +263,7 @@ class Recorder:
             if present is None or record.boot_id != self._boot_id:
                 self._absent[record.run_id] = _AbsentRun(record, parts[-1], _STOPPED)
                 continue
-            self._continue(present, record)  # the disk was slower than the run
+            present.before = record  # the disk was slower than the run
             if present.run.up or present.recorded:
                 self._write(present)
         self._conclude_ended()

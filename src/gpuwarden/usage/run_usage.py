@@ -1,4 +1,4 @@
-"""Usage of GPUs by a run, as values: from polls, or from the record of an earlier daemon."""
+"""Usage of GPUs by a run since this daemon first saw it, as values."""
 
 from __future__ import annotations
 
@@ -11,47 +11,29 @@ Key = TypeVar("Key")
 Number = TypeVar("Number", int, float)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceUsage:
     """Usage of one GPU or MIG instance up to now; None or empty if unknown.
 
-    `seconds` is the time with memory allocated there, `busy` and `idle` its parts with and without a running kernel of
-    any process. `joules` is the energy of the whole GPU, `joules_by_power` its part computed from polled power.
-    `throttled` is seconds by reason, `throttled_steps` the part in training steps. `xids` counts by code.
+    `gpu_seconds` is the time with memory allocated there, `busy_seconds` and `idle_seconds` its parts with and without
+    a running kernel of any process. `energy_joules` is the energy of the whole GPU, `energy_by_power_joules` its part
+    computed from polled power. `throttled_seconds` is by reason, `throttled_step_seconds` the part in training steps.
+    `xids` counts by code. The names are those of a record's device, whose table has the rules that join two.
     """
 
     name: str
-    seconds: float = 0.0
-    busy: float | None = None
-    idle: float | None = None
-    joules: float | None = None
-    joules_by_power: float | None = None
-    throttled: Mapping[str, float] = field(default_factory=dict)
-    throttled_steps: Mapping[str, float] = field(default_factory=dict)
-    memory_peak: int | None = None
-    memory_limit: int | None = None
-    headroom_at_peak: float | None = None
-    lowest_headroom: float | None = None
-    xids: Mapping[int, int] = field(default_factory=dict)
-
-    def after(self, earlier: DeviceUsage) -> DeviceUsage:
-        """Return this usage and earlier one together."""
-        peak = earlier if (earlier.memory_peak or 0) >= (self.memory_peak or 0) else self
-        return DeviceUsage(
-            self.name,
-            seconds=self.seconds + earlier.seconds,
-            busy=sum_of_known(self.busy, earlier.busy),
-            idle=sum_of_known(self.idle, earlier.idle),
-            joules=sum_of_known(self.joules, earlier.joules),
-            joules_by_power=sum_of_known(self.joules_by_power, earlier.joules_by_power),
-            throttled=sum_by_key(earlier.throttled, self.throttled),
-            throttled_steps=sum_by_key(earlier.throttled_steps, self.throttled_steps),
-            memory_peak=peak.memory_peak,
-            memory_limit=earlier.memory_limit if self.memory_limit is None else self.memory_limit,
-            headroom_at_peak=peak.headroom_at_peak,
-            lowest_headroom=min(known(earlier.lowest_headroom, self.lowest_headroom), default=None),
-            xids=sum_by_key(earlier.xids, self.xids),
-        )
+    gpu_seconds: float = 0.0
+    busy_seconds: float | None = None
+    idle_seconds: float | None = None
+    energy_joules: float | None = None
+    energy_by_power_joules: float | None = None
+    throttled_seconds: Mapping[str, float] = field(default_factory=dict)
+    throttled_step_seconds: Mapping[str, float] = field(default_factory=dict)
+    memory_peak_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    headroom_at_peak_bytes: float | None = None
+    lowest_headroom_bytes: float | None = None
+    xids: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +43,6 @@ class RunUsage:
     shares: Mapping[str, DeviceUsage] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)
     host_memory_peak: int | None = None
-
-    def after(self, earlier: RunUsage) -> RunUsage:
-        """Return this usage and earlier one together."""
-        shares = dict(earlier.shares)
-        for uuid, share in self.shares.items():
-            shares[uuid] = share.after(shares[uuid]) if uuid in shares else share
-        peak = max(known(earlier.host_memory_peak, self.host_memory_peak), default=None)
-        return RunUsage(shares, sum_by_key(earlier.phases, self.phases), peak)
 
 
 NO_USAGE = RunUsage()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.protocol.messages import PHASES, DeviceMemory, Phase
 from gpuwarden.usage.gpu_meter import Lapse, Meter, Window, throttled_seconds
-from gpuwarden.usage.run_usage import DeviceUsage, RunUsage, known, sum_of_known
+from gpuwarden.usage.run_usage import DeviceUsage, RunUsage, known, sum_by_key, sum_of_known
 
 
 class DeviceTally:
@@ -20,24 +20,20 @@ class DeviceTally:
     """
 
     def __init__(self, gpu: Gpu, *, whole: bool) -> None:
-        self._name = gpu.identity.name
         self._whole = whole
         self._xids_before = {code: xid.count for code, xid in gpu.xids.items()}
         counts_busy = whole and gpu.value(GpuReadings.busy_seconds_total) is not None
         energy = (GpuReadings.energy_joules_total, GpuReadings.power_usage_watts)
         counts_energy = whole and any(gpu.value(row) is not None for row in energy)
-        self._seconds = 0.0
-        self._busy = 0.0 if counts_busy else None
-        self._idle = 0.0 if counts_busy else None
-        self._joules = 0.0 if counts_energy else None
-        self._joules_by_power: float | None = None
-        self._throttled = dict.fromkeys(throttled_seconds(gpu), 0.0)
-        self._throttled_steps = dict(self._throttled)
-        self._memory_peak: int | None = None
-        self._memory_limit: int | None = None
-        self._headroom_at_peak: float | None = None
-        self._lowest_headroom: float | None = None
-        self._xids: dict[int, int] = {}
+        no_seconds = dict.fromkeys(throttled_seconds(gpu), 0.0)
+        self._usage = DeviceUsage(
+            gpu.identity.name,
+            busy_seconds=0.0 if counts_busy else None,
+            idle_seconds=0.0 if counts_busy else None,
+            energy_joules=0.0 if counts_energy else None,
+            throttled_seconds=no_seconds,
+            throttled_step_seconds=no_seconds,
+        )
         self._begin_window()
 
     def _begin_window(self) -> None:
@@ -47,21 +43,7 @@ class DeviceTally:
 
     def usage(self) -> DeviceUsage:
         """Return the usage up to now."""
-        return DeviceUsage(
-            self._name,
-            self._seconds,
-            self._busy,
-            self._idle,
-            self._joules,
-            self._joules_by_power,
-            dict(self._throttled),
-            dict(self._throttled_steps),
-            self._memory_peak,
-            self._memory_limit,
-            self._headroom_at_peak,
-            self._lowest_headroom,
-            dict(self._xids),
-        )
+        return replace(self._usage)  # no value of it is changed in place
 
     def update(self, meter: Meter, *, held: bool, stepping: bool) -> None:
         """Add the GPU's activity since the last poll, if the run had memory allocated."""
@@ -72,13 +54,14 @@ class DeviceTally:
 
     def update_memory(self, memory: DeviceMemory | None, left: float | None, at_peak: float | None) -> None:
         """Record the peak of the run's memory, and its headroom then and at its lowest."""
-        if memory is not None and (self._memory_peak is None or memory.peak > self._memory_peak):
-            self._memory_peak, self._headroom_at_peak = memory.peak, at_peak
-        elif self._headroom_at_peak is None:
-            self._headroom_at_peak = at_peak
+        usage = self._usage
+        if memory is not None and (usage.memory_peak_bytes is None or memory.peak > usage.memory_peak_bytes):
+            usage.memory_peak_bytes, usage.headroom_at_peak_bytes = memory.peak, at_peak
+        elif usage.headroom_at_peak_bytes is None:
+            usage.headroom_at_peak_bytes = at_peak
         if memory is not None:
-            self._memory_limit = memory.limit
-        self._lowest_headroom = min(known(self._lowest_headroom, left), default=None)
+            usage.memory_limit_bytes = memory.limit
+        usage.lowest_headroom_bytes = min(known(usage.lowest_headroom_bytes, left), default=None)
 
     def update_xids(self, gpu: Gpu, first: float, last: float) -> None:
         """Count new XIDs from `first` to `last`, in Unix time."""
@@ -87,7 +70,7 @@ class DeviceTally:
             if new > 0:
                 self._xids_before[code] = xid.count
                 if first <= xid.last <= last:
-                    self._xids[code] = self._xids.get(code, 0) + new
+                    self._usage.xids = sum_by_key(self._usage.xids, {str(code): new})
 
     def flush(self) -> None:
         """Count the polled values since the last reading of the counters, as the run or the daemon ends."""
@@ -96,11 +79,11 @@ class DeviceTally:
         self._begin_window()
 
     def _add_lapse(self, lapse: Lapse, *, counts_joules: bool, stepping: bool) -> None:
-        seconds = lapse.seconds
-        self._seconds += seconds
+        seconds, usage = lapse.seconds, self._usage
+        usage.gpu_seconds += seconds
         if self._whole and lapse.busy is not None:
-            self._busy = (self._busy or 0.0) + lapse.busy
-            self._idle = (self._idle or 0.0) + seconds - lapse.busy
+            usage.busy_seconds = (usage.busy_seconds or 0.0) + lapse.busy
+            usage.idle_seconds = (usage.idle_seconds or 0.0) + seconds - lapse.busy
         self._held += seconds
         in_steps = seconds if stepping else 0.0
         self._stepped += in_steps
@@ -117,20 +100,21 @@ class DeviceTally:
         if self._held:
             part, in_steps = (min(each / window.seconds, 1.0) for each in (self._held, self._stepped))
             if self._whole and window.joules is not None:  # the counter is the whole GPU's
-                self._joules = (self._joules or 0.0) + window.joules * part
+                self._usage.energy_joules = (self._usage.energy_joules or 0.0) + window.joules * part
             else:
                 self._add_joules_by_power(self._window_joules)
             self._add_throttled({r: (each * part, each * in_steps) for r, each in window.throttled.items()})
         self._begin_window()
 
     def _add_joules_by_power(self, joules: float | None) -> None:
-        self._joules = sum_of_known(self._joules, joules)
-        self._joules_by_power = sum_of_known(self._joules_by_power, joules)
+        self._usage.energy_joules = sum_of_known(self._usage.energy_joules, joules)
+        self._usage.energy_by_power_joules = sum_of_known(self._usage.energy_by_power_joules, joules)
 
     def _add_throttled(self, seconds: Mapping[str, tuple[float, float]]) -> None:
-        for reason, (each, in_steps) in seconds.items():
-            self._throttled[reason] = self._throttled.get(reason, 0.0) + each
-            self._throttled_steps[reason] = self._throttled_steps.get(reason, 0.0) + in_steps
+        usage = self._usage
+        whole, in_steps = ({reason: each[part] for reason, each in seconds.items()} for part in (0, 1))
+        usage.throttled_seconds = sum_by_key(usage.throttled_seconds, whole)
+        usage.throttled_step_seconds = sum_by_key(usage.throttled_step_seconds, in_steps)
 
 
 @dataclass(slots=True)
