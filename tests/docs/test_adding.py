@@ -82,6 +82,28 @@ print(dict(list_figure_rows(record, card=True))["retries"])
     assert copy.gpuwarden("reference", "api").count("`oom_retries`") == 2
 
 
+def test_figure_of_the_client(tmp_path: Path) -> None:
+    """The client counts and sends the figure, and the record, the report and the card of a run have it."""
+    copy = Copy("A figure that only the training process knows", tmp_path)
+    assert len(copy.changed) <= 4
+    program = """
+from run_record_cases import example_record
+from gpuwarden.client.connection import DaemonConnection
+from gpuwarden.client.reporter import Reporter
+from gpuwarden.protocol.codec import decode, encode
+from gpuwarden.protocol.messages import Hello
+from gpuwarden.records.figure import list_figure_rows
+from gpuwarden.records.record_json import json_from_record
+run = Reporter(DaemonConnection("none", Hello("a", "none", {})))
+run.add_executions([None, 3.0, 6.0, 4.5], 3)
+record = example_record()
+print(decode(encode(run.state)).step_max, json_from_record(record)["step_max_seconds"])
+print(dict(list_figure_rows(record, card=True))["longest step"])
+"""
+    assert copy.python("-c", program) == "2.0 9.0\n9.0s\n"
+    assert copy.gpuwarden("reference", "api").count("`step_max_seconds`") == 2
+
+
 def test_owner_kind(tmp_path: Path) -> None:
     """The owners of the new kind have memory, and the process list of the metrics and of the API show them."""
     copy = Copy("An owner kind", tmp_path)

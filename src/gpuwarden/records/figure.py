@@ -35,9 +35,9 @@ class Private(str):
 class Figure:
     """Declaration of one figure.
 
-    `help` is its meaning in the reference, Private if only the run's user and root may read it. People see it in a row
-    of `label`, as figures with the same label do, unless its `text` is empty; on a card too if `on_card`.
-    `join` makes one value of that of an earlier daemon and that since.
+    `help` is its meaning in the reference, Private if only the run's user and root may read it. `gpuwarden runs show`
+    has it in a row of `label`, which figures may share, unless its `text` is empty; if `on_card`, so has the card of
+    `gpuwarden run`. `join` makes one value of that of an earlier daemon and that since.
     """
 
     read: Callable[[Any], Any]
