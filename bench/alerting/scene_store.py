@@ -6,6 +6,7 @@ import asyncio
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,8 @@ import backfill
 from history import BEGIN, Clock
 from scenes import Scene, pages
 
-from gpuwarden.gpu.call_pool import CallPool, PooledCall
+from gpuwarden.gpu.call_pool import CallPool
+from gpuwarden.host.call_thread import settle
 
 DAY_SECONDS = 86400.0
 
@@ -74,10 +76,10 @@ class SceneStore:
         return sorted(found, key=lambda each: each.begin)
 
 
-def run_at_once(_threads: CallPool, work: Callable[[], Any]) -> PooledCall[Any]:
+def run_at_once(_threads: CallPool, work: Callable[[], Any]) -> Future[Any]:
     """Run a call at once, in place of `CallPool.submit`."""
-    job = PooledCall(work)
-    job.run()
+    job: Future[Any] = Future()
+    settle(job, work)
     return job
 
 

@@ -10,6 +10,7 @@ import pytest
 from services import until
 from simulated_box import Clock
 
+from gpuwarden.owners import users
 from gpuwarden.owners.users import KEEP_SECONDS, WAIT_SECONDS, UserNames
 
 
@@ -41,28 +42,22 @@ def test_a_database_that_hangs_affects_names_only() -> None:
 
 def test_wait_per_minute_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Polls wait for a slow database at most for a minute's budget, and again in the next minute."""
-    clock, answers, waits = Clock(), threading.Event(), list[float | None]()
+    clock, answers, waits = Clock(), threading.Event(), list[float]()
 
     def look_up(uid: int) -> str:
         answers.wait(60)
         return f"user{uid}"
 
-    def resting() -> bool:
-        return not names._asking
-
     names = UserNames(look_up, clock)
     names.name(1)
     assert names._patience <= 0
-    answers.set()
-    until(resting, "the thread ends")
-    monkeypatch.setattr(threading.Thread, "join", lambda _thread, timeout=None: waits.append(timeout))
+    monkeypatch.setattr(users, "wait", lambda _answers, seconds: waits.append(seconds))
     names.name(2)
     assert waits == []
-    until(resting, "the thread ends")
     clock.sleep(61)
     names.name(3)
     assert waits == [WAIT_SECONDS]
-    until(resting, "the thread ends")
+    answers.set()
 
 
 def test_an_old_name_stays_until_the_new_one_is_known() -> None:
@@ -70,7 +65,6 @@ def test_an_old_name_stays_until_the_new_one_is_known() -> None:
     clock, database = Clock(), {7: "old"}
     names = UserNames(database.__getitem__, clock)
     until(lambda: names.name(7) == "old", "the name")
-    until(lambda: not names._asking, "the thread ends")
     database[7] = "new"
     assert names.name(7) == "old"
     clock.sleep(KEEP_SECONDS + 1)
@@ -78,5 +72,5 @@ def test_an_old_name_stays_until_the_new_one_is_known() -> None:
     del database[7]
     clock.sleep(KEEP_SECONDS + 1)
     names.name(7)
-    until(lambda: not names._asking, "the answer")
+    names._thread.submit(lambda: None).result(60)  # after the answer
     assert names.name(7) == "new"

@@ -8,29 +8,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
+
+from gpuwarden.host.call_thread import settle
 
 T = TypeVar("T")
 
 HUNG_AFTER_TIMEOUTS = 3  # timeouts after which a call that has not returned counts as hung
 IDLE_BEFORE_JOIN_SECONDS = 0.01  # for which jobs wait while none starts, before another thread is added
-
-
-class PooledCall(Generic[T]):
-    """Blocking job; once `done`, its `outcome` is the value it returned or the exception it raised."""
-
-    __slots__ = ("_work", "done", "outcome")
-
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
-        self.done = False
-        self.outcome: T | Exception | None = None
-
-    def run(self) -> None:
-        """Run the job once, on a thread."""
-        self.outcome = run_and_catch(self._work)
-        self.done = True
 
 
 class CallPool:
@@ -42,11 +29,9 @@ class CallPool:
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[PooledCall[Any]] = queue.SimpleQueue()
-        self._open: list[PooledCall[Any]] = []
-        self._waiting: dict[
-            asyncio.Future[None], list[PooledCall[Any]]
-        ] = {}  # waiters, with the jobs that each waits for
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._open: list[Future[Any]] = []
+        self._waiting: dict[asyncio.Future[None], list[Future[Any]]] = {}  # waiters, with the jobs that each waits for
         self._workers: list[int] = []  # thread ids of the kernel
         self._count = 0
         self._turn = threading.Lock()  # held by the one idle thread that waits for jobs
@@ -55,30 +40,30 @@ class CallPool:
     @property
     def pending(self) -> int:
         """Number of jobs that have not ended."""
-        return sum(not job.done for job in self._open)
+        return sum(not job.done() for job in self._open)
 
     @property
     def uninterruptible(self) -> bool:
         """True if a call hangs in the kernel where not even SIGKILL ends it (proc(5), state D)."""
         return any(map(_sleeps_uninterruptibly, self._workers))
 
-    def submit(self, work: Callable[[], T]) -> PooledCall[T]:
+    def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run a job as soon as a thread is free."""
-        job = PooledCall(work)
+        job: Future[T] = Future()
         self._open.append(job)
-        self._jobs.put(job)
+        self._jobs.put((job, work))
         if self._count == 0:
             self._add()
         if self._watch is None:
             self._schedule_check()
         return job
 
-    async def wait(self, jobs: Iterable[PooledCall[Any]], timeout: float) -> None:
+    async def wait(self, jobs: Iterable[Future[Any]], timeout: float) -> None:
         """Wait for all jobs, at most `timeout` seconds; a job in progress is not cancelled.
 
         One future for all jobs: asyncio.wait would take three iterations of the loop instead of one.
         """
-        pending = [job for job in jobs if not job.done]
+        pending = [job for job in jobs if not job.done()]
         if not pending:
             return
         loop = asyncio.get_running_loop()
@@ -102,10 +87,10 @@ class CallPool:
         self._workers.append(own)
         while self._turn.acquire(blocking=False):
             try:
-                job = self._jobs.get()
+                job, work = self._jobs.get()
             finally:
                 self._turn.release()
-            job.run()
+            settle(job, work)
             if self._jobs.empty():  # otherwise the check delivers: the next job may hang
                 self._call(loop, self._deliver)
         self._workers.remove(own)
@@ -120,9 +105,9 @@ class CallPool:
         self._count -= 1
 
     def _deliver(self) -> None:
-        self._open = [job for job in self._open if not job.done]
+        self._open = [job for job in self._open if not job.done()]
         for waiter, jobs in self._waiting.items():
-            if all(job.done for job in jobs):
+            if all(job.done() for job in jobs):
                 _wake(waiter)
         if not self._open and self._watch:
             self._watch.cancel()  # it would wake the process once a poll for nothing
@@ -148,14 +133,6 @@ def _sleeps_uninterruptibly(thread: int) -> bool:
         return False
 
 
-def run_and_catch(job: Callable[[], T]) -> T | Exception:
-    """Run a job; return its result, or the exception it raised."""
-    try:
-        return job()
-    except Exception as error:  # noqa: BLE001 - every exception belongs to the caller
-        return error
-
-
 def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
@@ -172,9 +149,9 @@ class RepeatedCall(Generic[T]):
     def __init__(self, threads: CallPool, work: Callable[[], T]) -> None:
         self._threads = threads
         self._work = work
-        self._current: PooledCall[T] | None = None
+        self._current: Future[T] | None = None
         self._began = 0.0
-        self.awaited: PooledCall[T] | None = None
+        self.awaited: Future[T] | None = None
         self.discarded = False  # whether the result before the job in progress was discarded
 
     def start(self, timeout: float) -> None:
@@ -190,17 +167,15 @@ class RepeatedCall(Generic[T]):
     def collect(self) -> T:
         """Return the result, once. Raises what the job raised, or TimeoutError while there is no result."""
         awaited, self.awaited = self.awaited, None
-        if awaited is None or not awaited.done:
+        if awaited is None or not awaited.done():
             raise TimeoutError
         self._current = None
-        if isinstance(awaited.outcome, Exception):
-            raise awaited.outcome
-        return cast("T", awaited.outcome)
+        return awaited.result()
 
     @property
     def under_way(self) -> bool:
         """True while the job is in progress."""
-        return self._current is not None and not self._current.done
+        return self._current is not None and not self._current.done()
 
     def is_hung(self, timeout: float) -> bool:
         """Return whether the job has been in progress for more than HUNG_AFTER_TIMEOUTS times `timeout` (seconds)."""

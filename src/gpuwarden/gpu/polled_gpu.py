@@ -71,7 +71,7 @@ class PolledGpu:
     def is_newly_lost(self) -> bool:
         """True if the `reading` in progress found it gone, for the first time and for no known reason."""
         reading = self.reading.awaited
-        is_lost = reading is not None and isinstance(reading.outcome, GpuGoneError)
+        is_lost = reading is not None and reading.done() and isinstance(reading.exception(), GpuGoneError)
         return is_lost and self._was_up and not self.unbound
 
     @property

@@ -21,7 +21,7 @@ from gpuwarden.incidents.incident import VERSION, Incident
 from gpuwarden.incidents.incident_privacy import withhold
 from gpuwarden.incidents.incident_table import IncidentRow, row_from_incident
 from gpuwarden.records.privacy import Reader
-from gpuwarden.records.writer import READ_SECONDS, RETRY_SECONDS, RecordWriter
+from gpuwarden.records.writer import RETRY_SECONDS, RecordWriter
 
 log = logging.getLogger(__name__)
 
@@ -119,9 +119,8 @@ class IncidentStore:
         """Return the newest incidents without their details as JSON, the newest first."""
         known = {row.id: (row.at, row.outline) for row in self._rows.values()}
         if self._database.stores:
-            with suppress(OSError, asyncio.TimeoutError):
-                reading = self._database.run(incident_table.read_outlines, limit)
-                stored = await asyncio.wait_for(reading, READ_SECONDS)
+            with suppress(OSError):
+                stored = await self._database.read(incident_table.read_outlines, limit)
                 known = {name: (at, text) for name, at, text in stored} | known
         newest = sorted(known.values(), key=lambda each: each[0], reverse=True)[:limit]
         return b'{"version":%d,"incidents":[%s]}\n' % (VERSION, b",".join(text for _at, text in newest))
@@ -134,11 +133,7 @@ class IncidentStore:
         elif not self._database.stores:
             return None
         else:
-            try:
-                reading = self._database.run(incident_table.find, incident_id)
-                whole = await asyncio.wait_for(reading, READ_SECONDS)
-            except asyncio.TimeoutError:
-                raise OSError(None, "the database does not answer") from None
+            whole = await self._database.read(incident_table.find, incident_id)
         return None if whole is None else await asyncio.to_thread(_shown, whole, may_read)
 
 

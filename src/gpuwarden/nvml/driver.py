@@ -6,14 +6,15 @@ import ctypes
 import math
 import os
 import struct
-import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pynvml
 
+from gpuwarden.host.call_thread import CallThread
 from gpuwarden.nvml.identity import decode_text
 from gpuwarden.nvml.interface import FUNCTIONS, TEXTS, EventSet, Field, FieldValue, Handle, Nvml, SystemEventSet
 from gpuwarden.nvml.process_lists import char_array, listing_functions
@@ -225,22 +226,18 @@ def _value(kind: int, raw: int) -> float | None:
 
 def explain_unusable(nvml: Nvml, patience: float = PROBE_TIMEOUT_SECONDS) -> str | None:
     """Return why the driver lists no GPU; None if it lists some. Blocks for `patience` seconds if the driver hangs."""
-    reasons: list[str | None] = []
 
-    def probe() -> None:
+    def probe() -> str | None:
+        nvml.nvmlInit()
         try:
-            nvml.nvmlInit()
-            try:
-                count = nvml.nvmlDeviceGetCount()
-            finally:
-                nvml.nvmlShutdown()  # NVML counts initializations: one more would prevent every later shutdown
-        except Exception as error:  # noqa: BLE001 - any failure is the reason
-            reasons.append(str(error) or type(error).__name__)
-        else:
-            reasons.append(None if count else hidden_gpus(count) or "the driver lists no GPU")
+            count = nvml.nvmlDeviceGetCount()
+        finally:
+            nvml.nvmlShutdown()  # NVML counts initializations: one more would prevent every later shutdown
+        return None if count else hidden_gpus(count) or "the driver lists no GPU"
 
-    # A thread of its own: one that hangs in the driver cannot be ended and must not keep the process from ending.
-    thread = threading.Thread(target=probe, name="driver-probe", daemon=True)
-    thread.start()
-    thread.join(patience)
-    return reasons[0] if reasons else f"the driver has not answered for {patience:g} s"
+    try:
+        return CallThread("driver-probe").submit(probe).result(patience)
+    except FutureTimeoutError:
+        return f"the driver has not answered for {patience:g} s"
+    except Exception as error:  # noqa: BLE001 - any failure is the reason
+        return str(error) or type(error).__name__

@@ -1,6 +1,6 @@
 """SQLite database of run records.
 
-`RecordStore` blocks as long as the disk does; the daemon calls it on a `StoreThread`. One process has the database at
+`RecordStore` blocks as long as the disk does; the daemon calls it on a `CallThread`. One process has the database at
 a time: SQLite's exclusive lock keeps a second daemon out, and its write-ahead log survives a kill at any moment.
 """
 

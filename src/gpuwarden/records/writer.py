@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +18,9 @@ from typing import Any, TypeAlias, TypeVar
 from gpuwarden.fairness.fair_eviction import select_evicted
 from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.formatting import format_fields
+from gpuwarden.host.call_thread import CallThread
 from gpuwarden.records.record import RunRecord
 from gpuwarden.records.store import RecordRow, RecordStore, StoredRecords, row_from_record
-from gpuwarden.records.store_thread import StoreThread
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -32,8 +32,10 @@ OPEN_SECONDS = 1.0  # that startup waits for the database
 STOP_SECONDS = 2.0  # that shutdown waits, at most twice
 READ_SECONDS = 5.0  # that a request waits
 HANG_SECONDS = 30.0  # without an answer, after which the disk counts as hung
+MAX_PENDING_CALLS = 64  # beyond this the disk counts as hung
 MAX_WAITING = 1024  # rows waiting for the disk, or kept in memory without one
 
+_SILENT = "the database does not answer"
 _Key: TypeAlias = "tuple[str, float]"
 
 
@@ -46,7 +48,7 @@ class RecordWriter:
     def __init__(self, folder: Path | None, limit: int) -> None:
         self.errors = 0  # faults, each counted once until it is resolved, and dropped rows
         self._store = RecordStore(folder, limit) if folder else None
-        self._thread: StoreThread | None = None  # once opened
+        self._thread: CallThread | None = None  # once opened
         self._is_open = False
         self._found: StoredRecords | None = None  # when the database was opened
         self._waiting: dict[_Key, RecordRow] = {}
@@ -73,14 +75,25 @@ class RecordWriter:
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function with the connection on the database's thread. Raises OSError, also if it is not open."""
-        if not (self._thread and self._store and self._is_open):
+        if not (self._store and self._is_open):
             raise OSError(None, "the database is not open")
-        return await self._thread.call(self._store.run, function, *arguments)
+        return await self._call(self._store.run, function, *arguments)
+
+    async def read(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function as `run` does, and wait READ_SECONDS at most. Raises OSError."""
+        return await _soon(self.run(function, *arguments))
+
+    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function on the thread. Raises its exception, or OSError if too many calls wait."""
+        assert self._thread
+        if self._thread.pending > MAX_PENDING_CALLS:
+            raise OSError(None, _SILENT)
+        return await asyncio.wrap_future(self._thread.submit(function, *arguments))
 
     async def open(self) -> None:
         """Start to open the database, and wait briefly."""
         if self._store:
-            self._thread = StoreThread()
+            self._thread = CallThread("records")
             self.flush(time.monotonic())
             await self.wait(OPEN_SECONDS)
 
@@ -91,10 +104,10 @@ class RecordWriter:
 
     async def close(self) -> None:
         """Close the database if it is not in use, and wait briefly."""
-        if self._is_open and self._thread and self._store and not self._task:
+        if self._is_open and self._store and not self._task:
             with suppress(OSError, asyncio.TimeoutError):  # the disk may hang
-                await asyncio.wait_for(self._thread.call(self._store.close), STOP_SECONDS)
-            self._thread = None
+                await asyncio.wait_for(self._call(self._store.close), STOP_SECONDS)
+            self._thread, self._is_open = None, False
 
     def write(self, record: RunRecord, joined: RunRecord | None = None) -> None:
         """Queue a record for the next flush; `joined` is the one with those of earlier daemons, if any."""
@@ -112,7 +125,7 @@ class RecordWriter:
     def flush(self, now: float) -> None:
         """Start to write waiting rows, unless a write is running or the disk has just failed."""
         if self._task and now - self._began > HANG_SECONDS:
-            self._fail("the database does not answer")
+            self._fail(_SILENT)
         has_work = not self._is_open or self._waiting
         if self._thread and not self._task and now >= self._due and has_work:
             self._began, self._due = now, now + FLUSH_SECONDS
@@ -130,14 +143,13 @@ class RecordWriter:
             await asyncio.wait([self._task], timeout=seconds)  # not wait_for: a call to a disk cannot be cancelled
 
     async def _write_waiting(self) -> None:
-        assert self._thread
         assert self._store
         try:
             if self._is_open:
                 self._batch, self._waiting = self._waiting, {}
-                await self._thread.call(self._store.write, self._batch.values())
+                await self._call(self._store.write, self._batch.values())
             else:
-                self._found = await self._thread.call(self._store.open, DEFAULT_LISTED)
+                self._found = await self._call(self._store.open, DEFAULT_LISTED)
                 self._is_open, self._due = True, 0.0
         except Exception as error:
             self._waiting = {**self._batch, **self._waiting}  # newer rows win
@@ -166,9 +178,9 @@ class RecordWriter:
         Rows of the database are missing while it does not answer, which is logged.
         """
         in_memory, stored = {**self._batch, **self._waiting}, []
-        if self._thread and self._store and self._is_open:
-            with suppress(OSError, asyncio.TimeoutError):
-                stored = await asyncio.wait_for(self._thread.call(self._store.recent, limit, name), READ_SECONDS)
+        if self._store and self._is_open:
+            with suppress(OSError):
+                stored = await _soon(self._call(self._store.recent, limit, name))
         rows = {row.key: row for row in stored} | {key: row.joined or row for key, row in in_memory.items()}
         ended = sorted(
             (row for row in rows.values() if row.ended and name in (None, row.name)), key=lambda row: row.age
@@ -185,9 +197,14 @@ class RecordWriter:
         if found:
             newest = max(found, key=lambda row: row.age)
             return (newest.joined or newest).json
-        if self._thread and self._store and self._is_open:
-            try:
-                return await asyncio.wait_for(self._thread.call(self._store.find, run_id), READ_SECONDS)
-            except asyncio.TimeoutError:
-                raise OSError(None, "the database does not answer") from None
+        if self._store and self._is_open:
+            return await _soon(self._call(self._store.find, run_id))
         return None
+
+
+async def _soon(reading: Awaitable[T]) -> T:
+    """Wait for a read. Raises OSError if it takes too long."""
+    try:
+        return await asyncio.wait_for(reading, READ_SECONDS)
+    except asyncio.TimeoutError:
+        raise OSError(None, _SILENT) from None
