@@ -5,14 +5,13 @@ from __future__ import annotations
 from classic import SOURCE, Json
 from series import BOX
 
-from gpuwarden.alerts.prometheus_rules import RECORDED
 from gpuwarden.daemon.metrics import DaemonReadings
 from gpuwarden.gpu.health_metrics import GpuHealth
 from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.owners.metrics import OwnerReadings
 from gpuwarden.runs.metrics import RunReadings
 
-_RECORDED = RECORDED["gpuwarden:box:build_info:group"].name
+_RECORDED = "gpuwarden:box:build_info:group"
 _LONG = 3 * 3600.0  # seconds, above which Grafana draws at most one point per two minutes of a fleet
 _HERE = '{cluster=~"$cluster",instance=~"$instance"}'
 

@@ -61,9 +61,11 @@ def recorded(name: str, *labels: str) -> str:
 
     Raises KeyError for a name that no recording rule has.
     """
+    if name not in RECORDED:
+        raise KeyError(name)
     chosen = {**{label: _VARIABLES[label] for label in ("cluster", "instance", *labels)}, "job": "$recorded"}
     matchers = (f'{label}=~"{value}"' for label, value in chosen.items())
-    return f"{RECORDED[name].name}{{{','.join(matchers)}}}"
+    return f"{name}{{{','.join(matchers)}}}"
 
 
 def rate(row: Metric[Any], but: Mapping[str, str] = _ANY, **only: str) -> str:

@@ -20,13 +20,12 @@ from gpuwarden.alerts.prometheus_rules import (
     render_rule_file,
     render_vmalert_rules,
 )
-from gpuwarden.alerts.recording_rules import RecordingRule
 from gpuwarden.cli import rules_flags
 from gpuwarden.cli.main import main
 from gpuwarden.config.rule_settings import SETTINGS, TIME
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.health import conditions
-from gpuwarden.health.model import Condition, fill_places
+from gpuwarden.health.model import fill_places
 from gpuwarden.severity import Severity
 from gpuwarden.xid.codes import codes, explain
 
@@ -44,7 +43,7 @@ def _alerts(text: str) -> dict[str, dict[str, Any]]:
 
 
 ALERTS = _alerts(RULES.read_text())
-ALL: dict[str, Condition | RecordingRule] = {**prometheus_rules.RECORDED, **conditions.ALERTS}
+EXPRESSIONS = {**prometheus_rules.RECORDED, **{name: alert.expr for name, alert in conditions.ALERTS.items()}}
 SHIPPED = Choices().values()
 
 
@@ -68,16 +67,13 @@ def _tests(path: Path) -> list[dict[str, Any]]:
 def test_metrics_and_labels_exist() -> None:
     """Rules and alert texts use only metrics and labels that the tables declare."""
     values = Choices().values()
-    wrong = {name: found for name, rule in ALL.items() if (found := unknown(fill_places(_query(rule), values)))}
+    queries = {**prometheus_rules.RECORDED, **{name: alert.query for name, alert in conditions.ALERTS.items()}}
+    wrong = {name: found for name, query in queries.items() if (found := unknown(fill_places(query, values)))}
     asked = {
         name: re.findall(r"gpuwarden[_:][\w:]+", row["annotations"]["description"]) for name, row in ALERTS.items()
     }
     wrong_texts = {name: left for name, found in asked.items() if (left := set(found) - set(SAMPLES))}
     assert (wrong, wrong_texts) == ({}, {})
-
-
-def _query(rule: Condition | RecordingRule) -> str:
-    return rule.query if isinstance(rule, Condition) else rule.expr
 
 
 def test_tested_series_exist() -> None:
@@ -95,13 +91,13 @@ def test_thresholds_are_settings() -> None:
     """Rules contain no hard-coded threshold: each is a placeholder that a setting fills."""
     ones = {each.name: "1s" if each.kind is TIME else "1" for each in SETTINGS}
     places = SHIPPED | ones | {f"{name}.seconds": "1" for name in ones}
-    found = {name: set(numbers(fill_places(rule.expr, places))) - PLAIN for name, rule in ALL.items()}
+    found = {name: set(numbers(fill_places(expr, places))) - PLAIN for name, expr in EXPRESSIONS.items()}
     assert {name: left for name, left in found.items() if left} == {}
 
 
 def test_each_setting_is_set() -> None:
     """Each setting is used in the expression or the `for` of a rule, not only in texts."""
-    places = " ".join(rule.expr + (rule.for_ if isinstance(rule, Condition) else "") for rule in ALL.values())
+    places = " ".join((*EXPRESSIONS.values(), *(alert.for_ for alert in conditions.ALERTS.values())))
     assert [each.name for each in SETTINGS if not re.search(rf"%{{{each.name}(\.seconds)?}}", places)] == []
 
 

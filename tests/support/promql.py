@@ -98,8 +98,8 @@ SAMPLES = {
     | {"alertname", "alertstate", "severity", "uuid", "gpu", "run_id", "run_name", "outcome", "owner"},
 }
 SAMPLES["ALERTS_FOR_STATE"] = SAMPLES["ALERTS"] - {"alertstate"}
-for _name, _rule in RECORDED.items():  # each may be made of those before it
-    SAMPLES[_name] = _recorded(fill_places(_rule.expr, Choices().values()), SAMPLES)
+for _name, _expr in RECORDED.items():  # each may be made of those before it
+    SAMPLES[_name] = _recorded(fill_places(_expr, Choices().values()), SAMPLES)
 
 
 def unknown(expression: str) -> set[str]:

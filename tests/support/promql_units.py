@@ -53,8 +53,8 @@ def _unit(part: Any) -> dict[str, int]:  # noqa: PLR0911 - one for each kind of 
         case promql.NumberLiteral() | promql.StringLiteral():
             return {}
         case promql.VectorSelector():
-            if rule := RECORDED.get(part.name or ""):
-                return unit(fill_places(rule.expr, Choices().values()))
+            if expr := RECORDED.get(part.name or ""):
+                return unit(fill_places(expr, Choices().values()))
             return dict(_OF_METRIC.get(part.name or "", {}))
         case promql.MatrixSelector():
             return _unit(part.vector_selector)

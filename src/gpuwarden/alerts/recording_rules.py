@@ -1,81 +1,65 @@
-"""Recording rules: series that alerts and dashboards join with, long-term series, and service level indicators."""
+"""Recording rules: series that alerts and dashboards join with, long-term series, and service level indicators.
+
+The rules of a group are expressions by name: level:metric:operation, by the naming convention of Prometheus.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from gpuwarden.health.model import UNLESS_UNVERIFIED
 from gpuwarden.owners.kinds import OWNER_KINDS
 from gpuwarden.usage.gpu_meter import SLOWDOWNS
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingRule:
-    """Recording rule; `name` is level:metric:operation, by the naming convention of Prometheus."""
-
-    name: str
-    expr: str
-
-
 _RECORDED = "|".join(kind.name for kind in OWNER_KINDS if kind.recorded)
 
-JOIN_RULES = (
+JOIN_RULES: Mapping[str, str] = {
     # A run can be on a MIG instance, which has its own UUID and no name.
-    RecordingRule(
-        name="gpuwarden:device:info",
-        expr="""
-            max by (cluster, job, instance, uuid, gpu, name) (
-              gpuwarden_gpu_info
-              or
-              gpuwarden_mig_info * on (cluster, job, instance, gpu_uuid) group_left (gpu, name)
-                label_replace(gpuwarden_gpu_info, "gpu_uuid", "$1", "uuid", "(.+)")
-            )
-        """,
-    ),
+    "gpuwarden:device:info": """
+        max by (cluster, job, instance, uuid, gpu, name) (
+          gpuwarden_gpu_info
+          or
+          gpuwarden_mig_info * on (cluster, job, instance, gpu_uuid) group_left (gpu, name)
+            label_replace(gpuwarden_gpu_info, "gpu_uuid", "$1", "uuid", "(.+)")
+        )
+    """,
     # The owner of all memory of a device with one run is that run's owner. If several runs or owners share a device,
     # these series do not say which run has which owner.
-    RecordingRule(
-        name="gpuwarden:run:owner_info",
-        expr="""
-            group by (cluster, job, instance, run_id, owner_kind, owner) (
-              (
-                gpuwarden_owner_gpu_memory_used_bytes{owner_kind!="run"}
-                  == on (cluster, job, instance, uuid) group_left ()
-                  sum by (cluster, job, instance, uuid) (gpuwarden_owner_gpu_memory_used_bytes{owner_kind="user"})
+    "gpuwarden:run:owner_info": """
+        group by (cluster, job, instance, run_id, owner_kind, owner) (
+          (
+            gpuwarden_owner_gpu_memory_used_bytes{owner_kind!="run"}
+              == on (cluster, job, instance, uuid) group_left ()
+              sum by (cluster, job, instance, uuid) (gpuwarden_owner_gpu_memory_used_bytes{owner_kind="user"})
+          )
+            * on (cluster, job, instance, uuid) group_left (run_id)
+            (
+              label_replace(
+                gpuwarden_owner_gpu_memory_used_bytes{owner_kind="run"}, "run_id", "$1", "owner", "(.+)"
               )
-                * on (cluster, job, instance, uuid) group_left (run_id)
-                (
-                  label_replace(
-                    gpuwarden_owner_gpu_memory_used_bytes{owner_kind="run"}, "run_id", "$1", "owner", "(.+)"
-                  )
-                    and on (cluster, job, instance, uuid)
-                    count by (cluster, job, instance, uuid) (gpuwarden_owner_gpu_memory_used_bytes{owner_kind="run"})
-                      == 1
-                )
+                and on (cluster, job, instance, uuid)
+                count by (cluster, job, instance, uuid) (gpuwarden_owner_gpu_memory_used_bytes{owner_kind="run"})
+                  == 1
             )
-        """,
-    ),
+        )
+    """,
     # Users of a GPU, its MIG instances included, with the names of runs.
-    RecordingRule(
-        name="gpuwarden:gpu:owner",
-        expr=f"""
-            sum by (cluster, job, instance, uuid, owner_kind, owner, run_name) (
-              gpuwarden_owner_gpu_memory_used_bytes{{owner_kind=~"{_RECORDED}"}}
-              or
-              label_replace(gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="run"}}, "run_id", "$1", "owner", "(.+)")
-                * on (cluster, job, instance, run_id) group_left (run_name) gpuwarden_run_info
-            )
-        """,
-    ),
-)
+    "gpuwarden:gpu:owner": f"""
+        sum by (cluster, job, instance, uuid, owner_kind, owner, run_name) (
+          gpuwarden_owner_gpu_memory_used_bytes{{owner_kind=~"{_RECORDED}"}}
+          or
+          label_replace(gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="run"}}, "run_id", "$1", "owner", "(.+)")
+            * on (cluster, job, instance, run_id) group_left (run_name) gpuwarden_run_info
+        )
+    """,
+}
 
-RUN_MEMORY_RULES = (
+RUN_MEMORY_RULES: Mapping[str, str] = {
     # Memory that the run uses or can still allocate. Its own growth does not change it; memory taken by others does.
-    RecordingRule(
-        name="gpuwarden:run:memory_within_reach_bytes",
-        expr="gpuwarden_run_memory_headroom_bytes + gpuwarden_run_allocator_memory_bytes",
-    ),
-)
+    "gpuwarden:run:memory_within_reach_bytes": """
+        gpuwarden_run_memory_headroom_bytes + gpuwarden_run_allocator_memory_bytes
+    """,
+}
 
 
 def _device_expr(reading: str) -> str:
@@ -93,11 +77,11 @@ def _device_expr(reading: str) -> str:
     """
 
 
-DEVICE_MEMORY_RULES = (
+DEVICE_MEMORY_RULES: Mapping[str, str] = {
     # In the group of the alerts that use their history: the rules of a group are evaluated in order.
-    RecordingRule(name="gpuwarden:device:memory_used_bytes", expr=_device_expr("memory_used_bytes")),
-    RecordingRule(name="gpuwarden:device:memory_free_bytes", expr=_device_expr("memory_free_bytes")),
-)
+    "gpuwarden:device:memory_used_bytes": _device_expr("memory_used_bytes"),
+    "gpuwarden:device:memory_free_bytes": _device_expr("memory_free_bytes"),
+}
 
 # Reasons of throttling that can be avoided: the power limit throttles every GPU under high load.
 AVOIDABLE_SLOWDOWNS = "|".join(reason for reason in SLOWDOWNS if reason != "sw_power_cap")
@@ -115,113 +99,58 @@ def _holder_sum(what: str) -> str:
     """
 
 
-FLEET_RULES = (
-    RecordingRule(
-        name="gpuwarden:box:headroom_ratio:min",
-        expr=f"""
-            min by (cluster, job, instance) (
-              1 / (1 + gpuwarden_run_allocator_memory_bytes / gpuwarden_run_memory_headroom_bytes)
-              {UNLESS_UNVERIFIED}
-            )
-        """,
-    ),
-    RecordingRule(
-        name="gpuwarden:box:temperature_margin_celsius:min",
-        expr="min by (cluster, job, instance) (gpuwarden_gpu_temperature_margin_celsius)",
-    ),
-    RecordingRule(
-        name="gpuwarden:box:utilization_ratio:avg",
-        expr="avg by (cluster, job, instance) (gpuwarden_gpu_utilization_ratio)",
-    ),
-    RecordingRule(
-        name="gpuwarden:box:power_usage_watts:sum",
-        expr="sum by (cluster, job, instance) (gpuwarden_gpu_power_usage_watts)",
-    ),
-    RecordingRule(
-        name="gpuwarden:box:gpus_lost:sum",
-        expr="sum by (cluster, job, instance) (1 - gpuwarden_gpu_up)",
-    ),
-    RecordingRule(
-        name="gpuwarden:box:gpus:count",
-        expr="count by (cluster, job, instance) (gpuwarden_gpu_up)",
-    ),
-    RecordingRule(
-        name="gpuwarden:box:memory_used_ratio:avg",
-        expr="""
-            sum by (cluster, job, instance) (gpuwarden_gpu_memory_used_bytes)
-              / sum by (cluster, job, instance) (gpuwarden_gpu_memory_size_bytes)
-        """,
-    ),
-    RecordingRule(
-        name="gpuwarden:box:runs:sum",
-        expr="sum by (cluster, job, instance) (gpuwarden_run_up)",
-    ),
-    RecordingRule(
-        name="gpuwarden:box:runs_stalled:sum",
-        expr="sum by (cluster, job, instance) (gpuwarden_run_stalled)",
-    ),
-    RecordingRule(
-        name="gpuwarden:box:seconds_to_oom:min",
-        expr="min by (cluster, job, instance) (gpuwarden_run_seconds_to_oom)",
-    ),
-    RecordingRule(
-        name="gpuwarden:box:runs_ended_total:sum",
-        expr="sum by (cluster, job, instance, outcome) (gpuwarden_runs_ended_total)",
-    ),
-    RecordingRule(
-        name="gpuwarden:box:alerts:count",
-        expr="""
-            count by (cluster, job, instance, severity) (ALERTS{alertstate="firing", job="%{job}"})
-        """,
-    ),
-    RecordingRule(
-        name="gpuwarden:owner:gpus_held:sum",
-        expr=f"sum by (cluster, job, instance, owner) ({_HELD})",
-    ),
-    RecordingRule(
-        name="gpuwarden:owner:gpus_idle:sum",
-        expr=_holder_sum("(1 - gpuwarden_gpu_utilization_ratio)"),
-    ),
-    RecordingRule(
-        name="gpuwarden:owner:power_usage_watts:sum",
-        expr=_holder_sum("gpuwarden_gpu_power_usage_watts"),
-    ),
+FLEET_RULES: Mapping[str, str] = {
+    "gpuwarden:box:headroom_ratio:min": f"""
+        min by (cluster, job, instance) (
+          1 / (1 + gpuwarden_run_allocator_memory_bytes / gpuwarden_run_memory_headroom_bytes)
+          {UNLESS_UNVERIFIED}
+        )
+    """,
+    "gpuwarden:box:temperature_margin_celsius:min": """
+        min by (cluster, job, instance) (gpuwarden_gpu_temperature_margin_celsius)
+    """,
+    "gpuwarden:box:utilization_ratio:avg": "avg by (cluster, job, instance) (gpuwarden_gpu_utilization_ratio)",
+    "gpuwarden:box:power_usage_watts:sum": "sum by (cluster, job, instance) (gpuwarden_gpu_power_usage_watts)",
+    "gpuwarden:box:gpus_lost:sum": "sum by (cluster, job, instance) (1 - gpuwarden_gpu_up)",
+    "gpuwarden:box:gpus:count": "count by (cluster, job, instance) (gpuwarden_gpu_up)",
+    "gpuwarden:box:memory_used_ratio:avg": """
+        sum by (cluster, job, instance) (gpuwarden_gpu_memory_used_bytes)
+          / sum by (cluster, job, instance) (gpuwarden_gpu_memory_size_bytes)
+    """,
+    "gpuwarden:box:runs:sum": "sum by (cluster, job, instance) (gpuwarden_run_up)",
+    "gpuwarden:box:runs_stalled:sum": "sum by (cluster, job, instance) (gpuwarden_run_stalled)",
+    "gpuwarden:box:seconds_to_oom:min": "min by (cluster, job, instance) (gpuwarden_run_seconds_to_oom)",
+    "gpuwarden:box:runs_ended_total:sum": "sum by (cluster, job, instance, outcome) (gpuwarden_runs_ended_total)",
+    "gpuwarden:box:alerts:count": """
+        count by (cluster, job, instance, severity) (ALERTS{alertstate="firing", job="%{job}"})
+    """,
+    "gpuwarden:owner:gpus_held:sum": f"sum by (cluster, job, instance, owner) ({_HELD})",
+    "gpuwarden:owner:gpus_idle:sum": _holder_sum("(1 - gpuwarden_gpu_utilization_ratio)"),
+    "gpuwarden:owner:power_usage_watts:sum": _holder_sum("gpuwarden_gpu_power_usage_watts"),
     # Share of the time throttled, of the most frequent reason, over the window of the alerts.
-    RecordingRule(
-        name="gpuwarden:gpu:slowed_ratio:max",
-        expr=f"""
-            max by (cluster, job, instance, uuid) (
-              rate(
-                gpuwarden_gpu_clock_event_seconds_total{{
-                  reason=~"{AVOIDABLE_SLOWDOWNS}"
-                }}[%{{slowed_window}}]
-              )
-            )
-        """,
-    ),
+    "gpuwarden:gpu:slowed_ratio:max": f"""
+        max by (cluster, job, instance, uuid) (
+          rate(
+            gpuwarden_gpu_clock_event_seconds_total{{
+              reason=~"{AVOIDABLE_SLOWDOWNS}"
+            }}[%{{slowed_window}}]
+          )
+        )
+    """,
     # Evaluated last, and also for hosts without GPUs: where dashboards find it, all other recorded series exist.
-    RecordingRule(
-        name="gpuwarden:box:build_info:group",
-        expr="group by (cluster, job, instance) (gpuwarden_build_info)",
-    ),
-)
+    "gpuwarden:box:build_info:group": "group by (cluster, job, instance) (gpuwarden_build_info)",
+}
 
 # Service level indicators, of recorded series only: of all samples of a day they would cost too much.
-OBJECTIVE_RULES = (
+OBJECTIVE_RULES: Mapping[str, str] = {
     # A host that went down still counts for a day, with all its GPUs.
-    RecordingRule(
-        name="gpuwarden:cluster:gpus_up:ratio",
-        expr="""
-            sum by (cluster, job) (gpuwarden:box:gpus:count - gpuwarden:box:gpus_lost:sum)
-              / sum by (cluster, job) (last_over_time(gpuwarden:box:gpus:count[1d]))
-        """,
-    ),
+    "gpuwarden:cluster:gpus_up:ratio": """
+        sum by (cluster, job) (gpuwarden:box:gpus:count - gpuwarden:box:gpus_lost:sum)
+          / sum by (cluster, job) (last_over_time(gpuwarden:box:gpus:count[1d]))
+    """,
     # Killed runs are left out, as people end runs too; so are those with an unknown end.
-    RecordingRule(
-        name="gpuwarden:cluster:runs_finished:ratio_1d",
-        expr="""
-            sum by (cluster, job) (increase(gpuwarden:box:runs_ended_total:sum{outcome="finished"}[1d]))
-              / sum by (cluster, job) (increase(gpuwarden:box:runs_ended_total:sum{outcome!~"killed|unknown"}[1d]))
-        """,
-    ),
-)
+    "gpuwarden:cluster:runs_finished:ratio_1d": """
+        sum by (cluster, job) (increase(gpuwarden:box:runs_ended_total:sum{outcome="finished"}[1d]))
+          / sum by (cluster, job) (increase(gpuwarden:box:runs_ended_total:sum{outcome!~"killed|unknown"}[1d]))
+    """,
+}

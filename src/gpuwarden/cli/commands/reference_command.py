@@ -95,7 +95,7 @@ def minimal_alerts() -> Iterator[str]:
     def selected(expression: str) -> Iterator[bool]:
         for name, matchers in _SELECTOR.findall(fill_places(expression, values)):
             if name in RECORDED:
-                yield from selected(RECORDED[name].expr)
+                yield from selected(RECORDED[name])
             else:
                 row, equal = rows.get(name), dict(_EQUAL.findall(matchers))
                 yield row is not None and is_minimal(row, tuple(equal.get(label, "") for label in row.labels))
