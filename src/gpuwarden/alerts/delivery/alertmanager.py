@@ -15,7 +15,7 @@ from typing import Any
 from gpuwarden.alerts.alert_links import AlertLinks, fill_labels
 from gpuwarden.alerts.delivery.http_client import Server
 from gpuwarden.alerts.delivery.message import Notification, format_utc
-from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Policy, compute_digest
+from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Policy
 from gpuwarden.alerts.prometheus_rules import Choices, render_annotations
 from gpuwarden.config.schema import Config
 from gpuwarden.config.secrets import Secret
@@ -73,10 +73,6 @@ class AlertmanagerTarget:
             proxies=False,
         )
         self._clock_offset = 0.0  # seconds that the Alertmanager's clock is ahead of this machine's
-
-    def address_digest(self) -> str | None:
-        """See Target."""
-        return compute_digest(self._server.url)
 
     def send(self, notifications: Sequence[Notification], standing: Mapping[str, int]) -> None:
         """See Target. Post again at once if the answer shows that the two clocks differ."""

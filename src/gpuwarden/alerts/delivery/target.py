@@ -81,9 +81,6 @@ class Target(Protocol):
     place: str  # for people: which one it is, without secrets
     policy: Policy
 
-    def address_digest(self) -> str | None:
-        """Return a digest of the address; None where it cannot be read now. Blocks as the file system does."""
-
     def send(self, notifications: Sequence[Notification], standing: Mapping[str, int]) -> None:
         """Send one message; raises DeliveryError.
 
@@ -105,8 +102,14 @@ class MessageTarget(ABC):
         self._host = clean(socket.gethostname(), MAX_NAME_CHARS) or "localhost"
 
     def address_digest(self) -> str | None:
-        """See Target."""
-        return compute_digest(self._url)
+        """Return a digest of the address, too short to confirm a guess at it; None where it cannot be read now.
+
+        Blocks as the file system does.
+        """
+        try:
+            return sha256(self._url.read().encode()).hexdigest()[:DIGEST_LENGTH]
+        except SecretError:
+            return None
 
     def send(self, notifications: Sequence[Notification], standing: Mapping[str, int]) -> None:
         """See Target."""
@@ -122,14 +125,6 @@ class MessageTarget(ABC):
     @abstractmethod
     def _deliver(self, message: Message) -> None:
         """Send one message; raises DeliveryError."""
-
-
-def compute_digest(secret: Secret) -> str | None:
-    """Return a digest of a secret; None where it cannot be read. Too short to confirm a guess at the secret."""
-    try:
-        return sha256(secret.read().encode()).hexdigest()[:DIGEST_LENGTH]
-    except SecretError:
-        return None
 
 
 def format_trace(error: BaseException) -> str:
