@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from gpuwarden.fairness.rate_limit import RateLimit
+from gpuwarden.fairness.rate_limit import RateLimits
 from gpuwarden.fairness.subordinate_uids import find_user
 
 log = logging.getLogger(__name__)
@@ -16,7 +16,6 @@ log = logging.getLogger(__name__)
 REPEAT_SECONDS = 60.0  # in which a key is logged once
 USER_LINES_BURST = 300  # about the runs of one user: a hundred that fail at once have two or three each
 USER_LINE_SECONDS = 0.5  # between lines in the long run: twice the default of runs.new_per_minute
-_MAX_USERS = 1000
 
 
 class LogLimiter:
@@ -53,7 +52,7 @@ class UserLineFilter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._limits: dict[int, RateLimit] = {}
+        self._limits = RateLimits(USER_LINES_BURST, USER_LINE_SECONDS)
         self._dropped: dict[int, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -62,13 +61,11 @@ class UserLineFilter(logging.Filter):
         if uid is None or record.levelno >= logging.ERROR:
             return True
         user, now = find_user(uid), time.monotonic()
-        if len(self._limits) > _MAX_USERS:
-            self._limits = {each: limit for each, limit in self._limits.items() if not limit.is_unused(now)}
-        limit = self._limits.setdefault(user, RateLimit(USER_LINES_BURST, USER_LINE_SECONDS))
-        if limit.next_allowed(now) > now:
+        self._limits.expire(now)
+        if not self._limits.allows(user, now):
             self._dropped[user] = self._dropped.get(user, 0) + 1
             return False
-        limit.consume(now)
+        self._limits.consume(user, now)
         if dropped := self._dropped.pop(user, 0):
             record.msg = f"{record.msg} lines_dropped={dropped}"
         return True

@@ -1,8 +1,8 @@
-"""Token bucket rate limits, of one thing and of each user."""
+"""Token bucket rate limits, of one thing and of each of several."""
 
 from __future__ import annotations
 
-from gpuwarden.fairness.subordinate_uids import find_user
+from collections.abc import Hashable
 
 
 class RateLimit:
@@ -28,23 +28,23 @@ class RateLimit:
         self.consumed += 1
 
 
-class UserRateLimits:
-    """Rate limit of each user, with the subordinate uids of a user counted as that user's."""
+class RateLimits:
+    """Rate limit of each key, such as a user."""
 
     def __init__(self, burst: int, seconds: float) -> None:
         self._burst = burst
         self._seconds = seconds
-        self._limits: dict[int, RateLimit] = {}  # by user
+        self._limits: dict[Hashable, RateLimit] = {}
 
-    def allows(self, uid: int, now: float) -> bool:
+    def allows(self, key: Hashable, now: float) -> bool:
         """Return whether a use is allowed now."""
-        limit = self._limits.get(find_user(uid))
+        limit = self._limits.get(key)
         return limit is None or limit.next_allowed(now) <= now
 
-    def consume(self, uid: int, now: float) -> None:
+    def consume(self, key: Hashable, now: float) -> None:
         """Record one use."""
-        self._limits.setdefault(find_user(uid), RateLimit(self._burst, self._seconds)).consume(now)
+        self._limits.setdefault(key, RateLimit(self._burst, self._seconds)).consume(now)
 
     def expire(self, now: float) -> None:
         """Drop the limits that no use counts for."""
-        self._limits = {user: limit for user, limit in self._limits.items() if not limit.is_unused(now)}
+        self._limits = {key: limit for key, limit in self._limits.items() if not limit.is_unused(now)}

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from gpuwarden.fairness.fair_eviction import select_evicted
 from gpuwarden.fairness.log_limiter import limit_lines_of
-from gpuwarden.fairness.rate_limit import RateLimit
+from gpuwarden.fairness.rate_limit import RateLimits
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.snapshot import GpuProcess, MemorySample
 from gpuwarden.health.conditions import CONDITIONS
@@ -98,7 +98,7 @@ class FlightRecorder:
         self._lines: deque[KernelLine] = deque(maxlen=MAX_KERNEL_LINES)
         self._clock = SteadyClock()
         self._seen: dict[tuple[str, ...], float] = {}  # when the same trouble was last seen (monotonic)
-        self._limits: dict[tuple[IncidentShare, str], RateLimit] = {}
+        self._limits = RateLimits(BURST, SECONDS_PER_INCIDENT)
         self._state: State | None = None
         self._host = os.uname().nodename
         self._boot_id = procfs.read_boot_id() or ""
@@ -158,9 +158,11 @@ class FlightRecorder:
     def _begin(self, event: Event, kind: str, ties: frozenset[str], uid: int | None, now: float) -> None:
         gpu = self._state.snapshot.gpu_with(event.uuid) if self._state and event.uuid else None
         share = find_share(uid, kind, gpu.identity.index if gpu else None)
-        if not self._allows(kind, share, now):
+        self._limits.expire(now)
+        if not self._limits.allows((share, kind), now):
             self.dropped += 1
             return
+        self._limits.consume((share, kind), now)
         self._make_room()
         incident = self._new(event.timestamp_seconds, uid, share, now, event.text)
         incident.ties |= ties
@@ -184,15 +186,6 @@ class FlightRecorder:
         incident.ties |= ties
         incident.events.append(event)
         incident.last, incident.due, incident.has_news = now, now + AFTER_SECONDS, True
-
-    def _allows(self, kind: str, share: IncidentShare, now: float) -> bool:
-        key = (share, kind)
-        self._limits = {each: limit for each, limit in self._limits.items() if not limit.is_unused(now)}
-        limit = self._limits.setdefault(key, RateLimit(BURST, SECONDS_PER_INCIDENT))
-        if limit.next_allowed(now) > now:
-            return False
-        limit.consume(now)
-        return True
 
     def _new(self, at: float, uid: int | None, share: IncidentShare, now: float, text: str) -> _OpenIncident:
         assert self._state is not None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from gpuwarden.fairness.fair_eviction import find_user_with_most
-from gpuwarden.fairness.rate_limit import UserRateLimits
+from gpuwarden.fairness.rate_limit import RateLimits
 from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.protocol.codec import ProtocolError
 from gpuwarden.runs.run_state import RunState
@@ -21,20 +21,20 @@ class Admission:
         self._limit = limit
         self._user_limit = user_limit
         self._new_per_minute = new_per_minute
-        self._new_runs = UserRateLimits(new_per_minute, 60 / new_per_minute)
+        self._new_runs = RateLimits(new_per_minute, 60 / new_per_minute)
 
     def admit(self, newcomer: RunState, runs: Mapping[str, RunState], uses_gpu: UsesGpu, now: float) -> str | None:
         """Return the id of the run that makes room for a new one; None if there is room.
 
         Raises ProtocolError if the new one is refused.
         """
-        uid = newcomer.peer.uid
-        if not self._new_runs.allows(uid, now):
+        user = find_user(newcomer.peer.uid)
+        if not self._new_runs.allows(user, now):
             raise ProtocolError(
                 "too_many_new_runs", f"limit of {self._new_per_minute} new runs a minute reached (runs.new_per_minute)"
             )
-        evicted = self._find_evicted(newcomer, runs, uses_gpu, now)
-        self._new_runs.consume(uid, now)
+        evicted = self._find_evicted(newcomer, user, runs, uses_gpu, now)
+        self._new_runs.consume(user, now)
         return evicted
 
     def expire(self, now: float) -> None:
@@ -42,9 +42,8 @@ class Admission:
         self._new_runs.expire(now)
 
     def _find_evicted(
-        self, newcomer: RunState, runs: Mapping[str, RunState], uses_gpu: UsesGpu, now: float
+        self, newcomer: RunState, user: int, runs: Mapping[str, RunState], uses_gpu: UsesGpu, now: float
     ) -> str | None:
-        user = find_user(newcomer.peer.uid)
         own = {run_id: each for run_id, each in runs.items() if find_user(each.peer.uid) == user}
         if len(own) >= self._user_limit:
             if run_id := _find_gone(own, now):

@@ -19,7 +19,8 @@ from types import MappingProxyType
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.oom.co_tenants import CoTenants
 from gpuwarden.fairness.log_limiter import limit_lines_of
-from gpuwarden.fairness.rate_limit import UserRateLimits
+from gpuwarden.fairness.rate_limit import RateLimits
+from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
@@ -67,7 +68,7 @@ class RunRegistry:
         self._limit = limit
         self._admission = Admission(limit, user_limit, new_per_minute)
         self._list_processes = partial(list_processes, sees_host=sees_host, trust_reports=trust_reports)
-        self._urgent = UserRateLimits(URGENT_MESSAGES, URGENT_SECONDS)
+        self._urgent = RateLimits(URGENT_MESSAGES, URGENT_SECONDS)
         self._rules = Rules(expiry, overhead, patience, wall, prior_runs or PriorRuns(), alerting)
         self._runs: dict[str, RunState] = {}
         self._leaving: dict[str, RunState] = {}  # ended ones that made room, until a poll has shown their end
@@ -101,9 +102,10 @@ class RunRegistry:
             self._log_fault(state, error)
             raise ProtocolError("internal", f"{type(error).__name__}: see the daemon's log") from error
         self.received += 1
-        if not is_urgent or not self._urgent.allows(peer.uid, now):
+        user = find_user(peer.uid)
+        if not is_urgent or not self._urgent.allows(user, now):
             return False
-        self._urgent.consume(peer.uid, now)
+        self._urgent.consume(user, now)
         return True
 
     def _log_fault(self, state: RunState, fault: Exception) -> None:
