@@ -24,7 +24,7 @@ from commands import run_command
 from message_receivers import HttpReceiver, http_receiver
 from services import ROOT, Daemon, Process, ending, fetch, until
 
-from gpuwarden.incidents.incident_privacy import WITHHELD_LINE
+from gpuwarden.incidents.incident_store import WITHHELD_LINE
 from gpuwarden.records.privacy import WITHHELD
 from gpuwarden.web.api.api_paths import HISTORY, INCIDENTS, RUNS, STATE
 from mock_nvml import MockNvml

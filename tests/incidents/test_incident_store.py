@@ -16,8 +16,7 @@ from run_record_cases import example_record
 from gpuwarden.incidents import incident_store, incident_table
 from gpuwarden.incidents.finding import FindingPart, IncidentFinding
 from gpuwarden.incidents.incident import Incident, IncidentBox, IncidentSubject, KernelLine
-from gpuwarden.incidents.incident_privacy import WITHHELD_LINE
-from gpuwarden.incidents.incident_store import MAX_IN_MEMORY, IncidentStore
+from gpuwarden.incidents.incident_store import MAX_IN_MEMORY, WITHHELD_LINE, IncidentStore
 from gpuwarden.records.privacy import WITHHELD, read_all, reader
 from gpuwarden.records.record_json import json_from_record
 from gpuwarden.records.writer import RecordWriter

@@ -1,7 +1,7 @@
 """Incident: the frozen recording around a fault, as stored and served.
 
 A field's name is its key in JSON, with its unit; unknown values have no key. Private texts are withheld from other
-users (incidents/incident_privacy.py).
+users (incidents/incident_store.py).
 """
 
 from __future__ import annotations

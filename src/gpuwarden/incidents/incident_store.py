@@ -18,9 +18,8 @@ from gpuwarden.fairness.fair_eviction import select_evicted
 from gpuwarden.formatting import format_fields
 from gpuwarden.incidents import incident_table
 from gpuwarden.incidents.incident import VERSION, Incident
-from gpuwarden.incidents.incident_privacy import withhold
 from gpuwarden.incidents.incident_table import IncidentRow, row_from_incident
-from gpuwarden.records.privacy import Reader
+from gpuwarden.records.privacy import Reader, withhold_private
 from gpuwarden.records.writer import RETRY_SECONDS, RecordWriter
 
 log = logging.getLogger(__name__)
@@ -29,6 +28,7 @@ MAX_IN_MEMORY = 32  # incidents that wait for the disk, or are kept without one
 MAX_IN_MEMORY_BYTES = 16 << 20  # of them, compressed
 MAX_LISTED = 1000
 DEFAULT_LISTED = 100
+WITHHELD_LINE = "not shown: only root and the daemon's user can read it over the Unix socket"
 
 
 class IncidentStore:
@@ -138,5 +138,11 @@ class IncidentStore:
 
 
 def _shown(whole: bytes, may_read: Reader) -> bytes:
-    document: dict[str, Any] = withhold(json.loads(whole), may_read)
+    """Withhold the private texts: those of each run from other users, lines of the kernel log from all but root."""
+    document: dict[str, Any] = json.loads(whole)
+    for run in document.get("runs", ()):
+        withhold_private(run, may_read)
+    if not may_read(0):  # nor from readers of the daemon user's texts: it may read the kernel log as others may not
+        for line in document.get("kernel_lines", ()):
+            line["text"] = WITHHELD_LINE
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"

@@ -15,7 +15,7 @@ from services import Daemon, ending, fetch, until
 from staged_incidents import staged_incident, store_incidents
 
 from gpuwarden.cli.common.api_client import MAX_ANSWER_BYTES
-from gpuwarden.incidents.incident_privacy import WITHHELD_LINE
+from gpuwarden.incidents.incident_store import WITHHELD_LINE
 from gpuwarden.web.api.api_paths import INCIDENTS
 from mock_nvml import MockNvml
 
