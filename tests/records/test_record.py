@@ -36,6 +36,7 @@ from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.store import RecordRow, RecordStore, row_from_record
 from gpuwarden.records.summary import format_summary
 from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 from gpuwarden.web.api.api_docs import document_parts
@@ -412,7 +413,9 @@ def test_device_seen_in_one_poll() -> None:
 def test_reference_has_every_part() -> None:
     """docs/reference/http-api.md describes each dataclass of a run record."""
     parts = {each for each in vars(record_parts).values() if is_dataclass(each)}
-    assert {part for part, _path in document_parts(RunRecord)} == {RunRecord, RecordedDevice, *parts} - {NonFiniteLoss}
+    assert {part for part, _path in document_parts(RunRecord)} == {RunRecord, RecordedDevice, RunEvent, *parts} - {
+        NonFiniteLoss
+    }
 
 
 def test_lists_are_rendered_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

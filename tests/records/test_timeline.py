@@ -162,7 +162,7 @@ def test_marks_keep_first_and_newest() -> None:
     events = [RunEvent(float(each), "co_tenant", f"{each}") for each in range(100)]
     kept = bounded([*events, RunEvent(50.5, "out_of_memory", "x" * 1000)])
     newest = [float(each) for each in range(100 - MAX_EVENTS_PER_KIND + 1, 100)]
-    assert [event.at for event in kept] == [0.0, 50.5, *newest]
+    assert [event.at_seconds for event in kept] == [0.0, 50.5, *newest]
     assert {len(event.text) for event in kept if event.kind == "out_of_memory"} == {MAX_EVENT_TEXT}
 
 
@@ -184,7 +184,7 @@ def test_reports_add_marks_of_changes() -> None:
     for at, report in enumerate(steps):
         found.update(before, report, float(at))
         before = report
-    assert [(event.at, event.text) for event in found.events] == [
+    assert [(event.at_seconds, event.text) for event in found.events] == [
         (0.0, "training starts"),
         (0.0, "batch size 64"),
         (1.0, "first evaluation"),

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from gpuwarden.records.figure import join_figures
 from gpuwarden.records.record import RecordedDevice, RunRecord, choose_duration, compute_idle_ratio, join_shares
-from gpuwarden.records.timeline import join_marks, limit_timeline, shift_timeline
+from gpuwarden.records.timeline import limit_timeline, shift_timeline
+from gpuwarden.runs.run_events import join_events
 from gpuwarden.runs.run_snapshot import KEPT_ERRORS
 from gpuwarden.usage.run_usage import DeviceUsage
 
@@ -24,7 +25,7 @@ def join_records(before: RunRecord, since: RunRecord) -> RunRecord:
             duration_seconds=choose_duration(by_the_clock, later + since.duration_seconds),
             gpu_idle_ratio=compute_idle_ratio(joined.devices),
             reported_errors=(before.reported_errors + since.reported_errors)[-KEPT_ERRORS:],
-            events=join_marks(before.events, since.events),
+            events=join_events(before.events, since.events),
         )
     )
 

@@ -30,10 +30,10 @@ from gpuwarden.records.record_parts import (
     RecordedBatchSizeAdvice,
     RecordedCensus,
     RecordedError,
-    RecordedEvent,
     RecordedNonFiniteLoss,
     join_timelines,
 )
+from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.usage.run_usage import Number, known, sum_by_key, sum_of_known
 
 if TYPE_CHECKING:  # the command line reads records without the daemon's side
@@ -326,7 +326,7 @@ class RunRecord(RunFigures):
     census: RecordedCensus | None = _record(lambda of: read_census(of.run.census), "Last census of its tensors, if it takes any.")
     headroom_unknown: Mapping[str, str] | None = _record(lambda of: of.run.headroom_unknown, 'Reason for unknown headroom, by UUID; "" for devices not identified as a GPU.', join=last)
     batch_size_advice: RecordedBatchSizeAdvice | None = _record(lambda of: read_batch_size_advice(of.run.batch_size_advice), "Batch size that fits, if there is evidence.")
-    events: tuple[RecordedEvent, ...] = _record(lambda _of: (), "Events of its memory, in order; only with `timeline`.", default=())
+    events: tuple[RunEvent, ...] = _record(lambda _of: (), "Events of its memory, in order; only with `timeline`.", default=())
     host_memory_peak_bytes: int | None = _record(
         lambda of: of.usage.host_memory_peak, "Peak host memory of its processes, by samples.", label="host memory", text=lambda count: f"{format_bytes(count)} peak", card=True, join=_highest)
     cpu_seconds: float | None = _record(_host(lambda host: host.cpu_seconds), "CPU time of its processes, including ended ones.", label="CPU time", card=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 MAX_TEXT = 4096  # characters of a text
 MAX_ENTRIES = 512  # of a list or an object
@@ -79,6 +79,8 @@ def _check(hint: Any) -> _Check:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return next((each for each in arguments[1:] if callable(each)), None) or _check(arguments[0])
+    if origin is Literal:  # of another version it may be a text that this one does not know
+        return _text
     if origin in (Union, UnionType):
         known = _check(arguments[0])
         return lambda value: None if value is None else known(value)

@@ -157,17 +157,6 @@ class RecordedBatchSizeAdvice:
     per_example_bytes: Annotated[float, "Memory per example."]
     residual_bytes: Annotated[float, "Largest deviation of a seen size from the estimate."]
     text: Annotated[str, "Summary in a sentence."]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedEvent:
-    """Event of the run that concerns its memory."""
-
-    at_seconds: Annotated[float, "Time, in seconds since the run started."]
-    kind: Annotated[str, "phase, batch_size, retry, out_of_memory, co_tenant, pressure or event."]
-    text: Annotated[str, "Description."]
-    uuid: Annotated[str | None, "GPU or MIG instance of the event."] = None
-    level: Annotated[str | None, "Severity of a problem, as of alerts: warning or critical."] = None
 # fmt: on
 
 

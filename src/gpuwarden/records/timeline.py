@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from gpuwarden.analysis.memory.downsampling import downsample
 from gpuwarden.analysis.memory.memory_history import MemoryWindow
 from gpuwarden.formatting import format_bytes
 from gpuwarden.protocol.messages import OOM_KINDS
 from gpuwarden.records.record import RunRecord
-from gpuwarden.records.record_parts import MemoryTimeline, RecordedError, RecordedEvent
-from gpuwarden.runs.run_events import RunEvent, RunEventKind, bounded, joined
+from gpuwarden.records.record_parts import MemoryTimeline, RecordedError
+from gpuwarden.runs.run_events import RunEvent, bounded
 from gpuwarden.runs.run_snapshot import RunSnapshot
-from gpuwarden.severity import Severity
 
 MAX_POINTS = 60  # of a device
 MAX_RUN_POINTS = 480  # of all devices of a run
@@ -45,9 +44,9 @@ def add_timeline(record: RunRecord, run: RunSnapshot, events: Iterable[RunEvent]
         for each in record.devices
     )
     ooms = (_oom_event(error, record) for error in record.reported_errors if error.kind in OOM_KINDS)
-    return replace(
-        record, devices=tuple(devices), events=_recorded(bounded(dict.fromkeys((*run.events, *events, *ooms))))
-    )
+    bound = bounded(dict.fromkeys((*run.events, *events, *ooms)))
+    rounded = tuple(replace(each, at_seconds=round(each.at_seconds, 1)) for each in bound)
+    return replace(record, devices=tuple(devices), events=rounded)
 
 
 def remove_timeline(record: RunRecord) -> RunRecord:
@@ -85,11 +84,6 @@ def limit_timeline(record: RunRecord) -> RunRecord:
     return replace(record, devices=tuple(devices))
 
 
-def join_marks(before: Iterable[RecordedEvent], since: Iterable[RecordedEvent]) -> tuple[RecordedEvent, ...]:
-    """Return the events of two daemons."""
-    return _recorded(joined(_run_events(before), _run_events(since)))
-
-
 def _timeline(windows: Sequence[MemoryWindow]) -> MemoryTimeline | None:
     if not windows:
         return None
@@ -110,19 +104,6 @@ def _windows(timeline: MemoryTimeline) -> list[MemoryWindow]:
     unknown = (None,) * len(timeline.began_seconds)
     rows = zip(*(getattr(timeline, name) or unknown for name in _COLUMNS), strict=True)
     return [MemoryWindow(steps=0, **dict(zip(_COLUMNS.values(), row, strict=True))) for row in rows]
-
-
-def _recorded(events: Iterable[RunEvent]) -> tuple[RecordedEvent, ...]:
-    return tuple(RecordedEvent(round(each.at, 1), each.kind, each.text, each.uuid, each.level) for each in events)
-
-
-def _run_events(recorded: Iterable[RecordedEvent]) -> list[RunEvent]:
-    return [
-        RunEvent(
-            each.at_seconds, cast("RunEventKind", each.kind), each.text, each.uuid, cast("Severity | None", each.level)
-        )
-        for each in recorded
-    ]
 
 
 def _oom_event(error: RecordedError, record: RunRecord) -> RunEvent:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from gpuwarden.protocol.messages import Action, Phase, Report
 from gpuwarden.severity import Severity
@@ -26,32 +26,29 @@ _ACTIONS: dict[Action, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Event of a run in one sentence, `at` seconds after its first message; `uuid` is its device, if any.
+    """Event of the run that concerns its memory."""
 
-    `level` is the severity of a problem, as of alerts.
-    """
-
-    at: float
-    kind: RunEventKind
-    text: str
-    uuid: str | None = None
-    level: Severity | None = None
+    at_seconds: Annotated[float, "Time, in seconds since the run started."]
+    kind: Annotated[RunEventKind, "phase, batch_size, retry, out_of_memory, co_tenant, pressure or event."]
+    text: Annotated[str, "Description."]
+    uuid: Annotated[str | None, "GPU or MIG instance of the event."] = None
+    level: Annotated[Severity | None, "Severity of a problem, as of alerts: warning or critical."] = None
 
 
 def bounded(events: Iterable[RunEvent]) -> tuple[RunEvent, ...]:
     """Return the events in order of time, of each kind the first and the newest."""
     by_kind: dict[RunEventKind, list[RunEvent]] = {}
-    for event in sorted(events, key=lambda event: event.at):
+    for event in sorted(events, key=lambda event: event.at_seconds):
         by_kind.setdefault(event.kind, []).append(event)
     kept = (each for alike in by_kind.values() for each in (*alike[:1], *alike[1:][-(MAX_EVENTS_PER_KIND - 1) :]))
-    return tuple(sorted(map(_clipped, kept), key=lambda event: event.at))
+    return tuple(sorted(map(_clipped, kept), key=lambda event: event.at_seconds))
 
 
 def _clipped(event: RunEvent) -> RunEvent:
     return event if len(event.text) <= MAX_EVENT_TEXT else replace(event, text=event.text[:MAX_EVENT_TEXT])
 
 
-def joined(events: Iterable[RunEvent], later: Iterable[RunEvent]) -> tuple[RunEvent, ...]:
+def join_events(events: Iterable[RunEvent], later: Iterable[RunEvent]) -> tuple[RunEvent, ...]:
     """Return events with those of a later daemon, which repeats some of the earlier ones: these count once."""
     before = list(events)
     known = {(each.kind, each.text) for each in before if each.kind == "batch_size" or each.text in _FIRST.values()}

@@ -14,7 +14,8 @@ from typing import TypeAlias
 from gpuwarden.cli.runs.memory_chart import LABEL_WIDTH, MIN_WIDTH, render_chart
 from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth, format_ratio
 from gpuwarden.records.record import RecordedDevice, RunRecord
-from gpuwarden.records.record_parts import MemoryTimeline, RecordedCensus, RecordedEvent, RecordedTensors
+from gpuwarden.records.record_parts import MemoryTimeline, RecordedCensus, RecordedTensors
+from gpuwarden.runs.run_events import RunEvent
 
 MAX_WIDTH = 140  # of a line
 MAX_CHARTS = 2  # with more GPUs, only the one with the least headroom has a chart
@@ -92,7 +93,7 @@ def _first_settled_point(timeline: MemoryTimeline) -> int:
     return min(len(timeline.lowest_bytes) - 1, 1)
 
 
-def _choose_marks(events: Sequence[RecordedEvent]) -> list[RecordedEvent]:
+def _choose_marks(events: Sequence[RunEvent]) -> list[RunEvent]:
     """Return the most important events in order of time; of equally important ones the newest."""
     worth = sorted(events, key=lambda mark: (_WEIGHT.get(mark.kind, len(_WEIGHT)), -mark.at_seconds))
     return sorted(worth[:MAX_MARKS], key=lambda mark: mark.at_seconds)
