@@ -8,7 +8,7 @@ import pytest
 from moved_clock import Clock
 
 from gpuwarden.fairness import fair_eviction
-from gpuwarden.fairness.subordinate_uids import CHECK_SECONDS, SubordinateUids
+from gpuwarden.fairness.subordinate_uids import READ_SECONDS, SubordinateUids
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.codec import ProtocolError
@@ -126,12 +126,12 @@ def subordinate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -
 
 
 def test_subordinate_uids_are_their_users(subordinate: SubordinateUids, tmp_path: Path, clock: Clock) -> None:
-    """A uid in a range of /etc/subuid is the user's; the file is checked for changes once a second."""
+    """A uid in a range of /etc/subuid is the user's; the file is read again each minute."""
     uids = (0, ATTACKER, 99_999, 100_000, 165_535, 165_536, 200_009, 200_010, 300_004)
     assert list(map(subordinate.find_user, uids)) == [0, 1001, 99_999, 1001, 1001, 165_536, 3000, 200_010, 300_000]
     (tmp_path / "subuid").unlink()
     assert subordinate.find_user(100_000) == 1001
-    clock.sleep(CHECK_SECONDS)
+    clock.sleep(READ_SECONDS)
     assert subordinate.find_user(100_000) == 100_000
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
 
-CHECK_SECONDS = 1.0  # between two checks of the file: each new run compares the users of all runs
+READ_SECONDS = 60.0  # between two readings of the files: each new run compares the users of all runs
 
 _Range = tuple[int, int, int]  # first uid, first uid after the range, and the user's uid
 
 
 class SubordinateUids:
-    """Ranges of subordinate uids in a file such as /etc/subuid, read again within a second of a change."""
+    """Ranges of subordinate uids in a file such as /etc/subuid, read again each minute."""
 
     def __init__(
         self,
@@ -25,23 +24,17 @@ class SubordinateUids:
     ) -> None:
         self._files = ranges, users
         self._clock = clock
-        self._check_due = 0.0
-        self._changed: object = None
+        self._due = 0.0
         self._ranges: list[_Range] = []
 
     def find_user(self, uid: int) -> int:
         """Return the user that a uid belongs to: the uid itself unless it is a subordinate one. Takes about 1 µs."""
-        if (now := self._clock()) >= self._check_due:
-            self._check_due = now + CHECK_SECONDS
-            self._read_changed()
+        if (now := self._clock()) >= self._due:
+            self._due = now + READ_SECONDS
+            self._ranges = sorted(self._read())
         place = bisect_right(self._ranges, uid, key=itemgetter(0))
         _first, end, user = self._ranges[place - 1] if place else (0, 0, uid)
         return user if uid < end else uid
-
-    def _read_changed(self) -> None:
-        changed = _modified(self._files[0])
-        if changed != self._changed:
-            self._changed, self._ranges = changed, sorted(self._read())
 
     def _read(self) -> Iterator[_Range]:
         """Yield the ranges. A user that is not in the file of users, such as a directory server's, is its first uid."""
@@ -60,14 +53,6 @@ def _fields(file: Path) -> Iterator[list[str]]:
     for line in lines:
         if len(fields := line.strip().split(":")) >= 3:  # noqa: PLR2004 - both files have three
             yield fields
-
-
-def _modified(file: Path) -> object:
-    try:
-        found = os.stat(file)  # noqa: PTH116 - speed
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 find_user = SubordinateUids().find_user
