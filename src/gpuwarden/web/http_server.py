@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 STOP_SECONDS = 0.5
 NO_DESCRIPTOR_PAUSE_SECONDS = 0.5
-LOG_INTERVAL_SECONDS = 60.0
 
 
 class WebServer:
@@ -55,7 +54,6 @@ class WebServer:
         self._listeners: list[socket.socket] = []
         self._path: Path | None = None  # of the Unix socket
         self._accepting: list[asyncio.Task[None]] = []
-        self._log_due = 0.0  # of an accept that failed; monotonic
 
     async def start(self, host: str, port: int) -> None:
         """Listen on every address of `host` (IPv6 without brackets; empty: all interfaces).
@@ -107,7 +105,8 @@ class WebServer:
                 continue
             except OSError as error:  # out of file descriptors
                 self.accept_errors += 1
-                self._log_failure(error)
+                if self.pool.log_limiter.allow("accept", time.monotonic()):
+                    log.warning("cannot accept a connection error=%r connections=%d", error, len(self.pool.connections))
                 if not await self.pool.evict():
                     await asyncio.sleep(NO_DESCRIPTOR_PAUSE_SECONDS)
                 continue
@@ -117,9 +116,3 @@ class WebServer:
             HttpConnection(client, context, self.router, self.pool)
             if len(self.pool.connections) > self.max_connections:
                 await self.pool.evict()
-
-    def _log_failure(self, error: OSError) -> None:
-        now = time.monotonic()
-        if now >= self._log_due:
-            self._log_due = now + LOG_INTERVAL_SECONDS
-            log.warning("cannot accept a connection error=%r connections=%d", error, len(self.pool.connections))
