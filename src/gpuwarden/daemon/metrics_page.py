@@ -18,28 +18,17 @@ from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.state import State
 from gpuwarden.usage.metrics import RunUsageReadings
 
-
-def _read_gpu_health(state: State) -> SubjectReadings:
-    return [((gpu.identity.uuid,), GpuHealth.read(GpuInPoll(gpu, state.snapshot))) for gpu in state.snapshot.gpus]
-
-
-def _read_mig_instances(state: State) -> SubjectReadings:
-    return [((mig.identity.uuid,), mig.readings) for gpu in state.snapshot.gpus for mig in gpu.mig]
-
-
-def _read_processes(state: State) -> SubjectReadings:
-    return [((), ProcessReadings.read(ProcessesInPoll(state.processes, state.owners)))]
-
-
 _READERS: Mapping[type[Table[Any]], Callable[[State], SubjectReadings]] = {
     DaemonReadings: lambda state: [((), DaemonReadings.read(state))],
     HostReadings: lambda state: [((), HostReadings.read(state.host))],
-    GpuHealth: _read_gpu_health,
+    GpuHealth: lambda state: [
+        ((gpu.identity.uuid,), GpuHealth.read(GpuInPoll(gpu, state.snapshot))) for gpu in state.snapshot.gpus
+    ],
     GpuReadings: lambda state: [((gpu.identity.uuid,), gpu.readings) for gpu in state.snapshot.gpus],
-    MigReadings: _read_mig_instances,
+    MigReadings: lambda state: [((mig.identity.uuid,), mig.readings) for gpu in state.snapshot.gpus for mig in gpu.mig],
     PressureReadings: lambda state: [((), PressureReadings.read(state.pressure))],
     OwnerReadings: lambda state: [((), OwnerReadings.read(state.owners))],
-    ProcessReadings: _read_processes,
+    ProcessReadings: lambda state: [((), ProcessReadings.read(ProcessesInPoll(state.processes, state.owners)))],
     RunReadings: lambda state: [((run.peer.run_id,), RunReadings.read(run)) for run in state.runs],
     AdviceReadings: lambda state: [
         ((run_id,), AdviceReadings.read(sent)) for run_id, sent in state.advice_sent.items()

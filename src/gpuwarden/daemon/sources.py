@@ -26,14 +26,6 @@ from gpuwarden.protocol.messages import Message
 log = logging.getLogger(__name__)
 
 
-def _no_reports() -> Iterable[tuple[ProcessKey, Message | None]]:
-    return ()
-
-
-def _identify_none(_pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """Source of NVML's answers. The simulation also has training runs, whose reports `reports` drains.
@@ -47,9 +39,9 @@ class Source:
     nvml: Nvml
     host_memory: Callable[[], HostMemory] = read_host_memory
     clock: Callable[[], float] = time.monotonic  # seconds of the readings' time
-    reports: Callable[[], Iterable[tuple[ProcessKey, Message | None]]] = _no_reports
+    reports: Callable[[], Iterable[tuple[ProcessKey, Message | None]]] = lambda: ()
     claim: Callable[[Mapping[str, Mapping[int, int]]], None] | None = None
-    identify: Callable[[Iterable[int]], Mapping[int, ProcessIdentity]] = _identify_none
+    identify: Callable[[Iterable[int]], Mapping[int, ProcessIdentity]] = lambda _pids: {}
     user_name: Callable[[int], str] = look_up_user_name
 
     @property

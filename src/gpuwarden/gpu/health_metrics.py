@@ -39,25 +39,9 @@ def _gpu_errors(subject: GpuInPoll) -> Reading:
     return {(name,): count for name, count in ({HUNG: 0, "gpu_is_lost": 0} | dict(subject.gpu.errors)).items()}
 
 
-def _xid_counts(subject: GpuInPoll) -> Reading:
-    return {(str(code),): xid.count for code, xid in subject.gpu.xids.items()}
-
-
 def _xid_severity_times(subject: GpuInPoll) -> Reading:
     xids = subject.gpu.xids
     return {(str(code), severity): at for code, xid in xids.items() for severity, at in xid.by_severity.items()}
-
-
-def _operational_counts(subject: GpuInPoll) -> Reading:
-    return {kind: each.count for kind, each in subject.gpu.operational.items()}
-
-
-def _operational_times(subject: GpuInPoll) -> Reading:
-    return {kind: each.last for kind, each in subject.gpu.operational.items()}
-
-
-def _xid_times(subject: GpuInPoll) -> Reading:
-    return {(str(code),): xid.last for code, xid in subject.gpu.xids.items()}
 
 
 class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
@@ -92,17 +76,17 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
         _process_counts, labels=("type",), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
     xid_events_total = Metric[GpuInPoll](
         "gpuwarden_gpu_xid_events_total", "counter", "", "XIDs of the GPU since the daemon started, and earlier ones that the kernel log still has; codes: docs/reference/xids.md.",
-        _xid_counts, labels=("xid",), source="nvmlEventSetWait_v2 or v3, and /dev/kmsg, each XID once", profile="minimal")
+        lambda subject: {(str(code),): xid.count for code, xid in subject.gpu.xids.items()}, labels=("xid",), source="nvmlEventSetWait_v2 or v3, and /dev/kmsg, each XID once", profile="minimal")
     xid_last_event_timestamp_seconds = Metric[GpuInPoll](
         "gpuwarden_gpu_xid_last_event_timestamp_seconds", "gauge", "seconds", "Unix time of the GPU's last XID with this code.",
-        _xid_times, labels=("xid",), source="nvmlEventSetWait_v2 or v3, and /dev/kmsg")
+        lambda subject: {(str(code),): xid.last for code, xid in subject.gpu.xids.items()}, labels=("xid",), source="nvmlEventSetWait_v2 or v3, and /dev/kmsg")
     xid_severity_last_event_timestamp_seconds = Metric[GpuInPoll](
         "gpuwarden_gpu_xid_severity_last_event_timestamp_seconds", "gauge", "seconds", "Unix time of the GPU's last XID with this code that had this severity (critical, warning, info).",
         _xid_severity_times, labels=("xid", "severity"), source="those of gpuwarden_gpu_xid_last_event_timestamp_seconds; severities: docs/reference/xids.md", profile="minimal")
     operational_events_total = Metric[GpuInPoll](
         "gpuwarden_gpu_operational_events_total", "counter", "", "GPU Operational Events since the daemon started, by severity and category; role = primary (origin of a fault), propagated or other.",
-        _operational_counts, labels=("severity", "category", "role"), source="nvmlEventSetWait_v3, driver R615 and newer")
+        lambda subject: {kind: each.count for kind, each in subject.gpu.operational.items()}, labels=("severity", "category", "role"), source="nvmlEventSetWait_v3, driver R615 and newer")
     operational_last_event_timestamp_seconds = Metric[GpuInPoll](
         "gpuwarden_gpu_operational_last_event_timestamp_seconds", "gauge", "seconds", "Unix time of the last GPU Operational Event of this kind, as the driver reports it.",
-        _operational_times, labels=("severity", "category", "role"), source="nvmlEventSetWait_v3, driver R615 and newer")
+        lambda subject: {kind: each.last for kind, each in subject.gpu.operational.items()}, labels=("severity", "category", "role"), source="nvmlEventSetWait_v3, driver R615 and newer")
     # fmt: on
