@@ -10,11 +10,6 @@ from collections.abc import Callable
 from gpuwarden.state import State
 
 
-def is_listening() -> bool:
-    """Return whether there is a service manager to notify."""
-    return "NOTIFY_SOCKET" in os.environ
-
-
 def notify(*assignments: str) -> None:
     """Send assignments such as READY=1 to the service manager, if there is one. Does not block."""
     address = os.environ.get("NOTIFY_SOCKET")
@@ -53,9 +48,8 @@ class Watchdog:
         """Send the status of a poll, and the heartbeat if the driver works."""
         hung = state.snapshot.hung
         self._has_answered = self._has_answered or not hung
-        if is_listening():
-            alive = not (hung and self._has_answered) or self._is_uninterruptible()
-            notify(f"STATUS={status_line(state)}", *(["WATCHDOG=1"] if alive else []))
+        alive = not (hung and self._has_answered) or self._is_uninterruptible()
+        notify(f"STATUS={status_line(state)}", *(["WATCHDOG=1"] if alive else []))
 
 
 def status_line(state: State) -> str:
