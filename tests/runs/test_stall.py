@@ -10,7 +10,7 @@ from services import Daemon, Samples, ending, until
 
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.protocol.messages import STEP_BUCKETS, Report
-from gpuwarden.runs.stall import CAUSES, Cause, Patience, Signs, StallWatch, cause, hangs
+from gpuwarden.runs.stall import CAUSES, Cause, Patience, StallWatch, cause, hangs
 from mock_nvml import MockNvml
 from tests.runs.test_outcomes_of_processes import TestRun
 
@@ -34,23 +34,23 @@ def test_stall_threshold() -> None:
 
 def test_cause() -> None:
     """The strongest sign determines the cause; without signs it is unknown."""
-    cases: list[tuple[Signs, Cause]] = [
-        (Signs("stopped", cpus=1.0, gpu=1.0), "stopped"),
-        (Signs("uninterruptible", cpus=0.0, gpu=1.0), "uninterruptible"),
-        (Signs("sleeping", cpus=1.0, gpu=1.0), "gpu_busy"),
-        (Signs("running", cpus=1.0, gpu=0.1), "cpu_busy"),
-        (Signs("sleeping", cpus=0.5), "cpu_busy"),  # in another thread, or a worker
-        (Signs("running", cpus=0.1), "cpu_busy"),  # on a saturated host
-        (Signs("running", cpus=0.09), "waiting"),
-        (Signs("sleeping", cpus=0.1, gpu=0.0), "waiting"),
-        (Signs("zombie", cpus=0.1), "waiting"),
-        (Signs("sleeping", gpu=0.0), "waiting"),  # before its CPU use is known
-        (Signs("running", gpu=0.0), "cpu_busy"),
-        (Signs("sleeping", gpu=1.0), "gpu_busy"),
-        (Signs(gpu=0.0), "unknown"),
-        (Signs(), "unknown"),
+    cases: list[tuple[tuple[str | None, float | None, float | None], Cause]] = [
+        (("stopped", 1.0, 1.0), "stopped"),
+        (("uninterruptible", 0.0, 1.0), "uninterruptible"),
+        (("sleeping", 1.0, 1.0), "gpu_busy"),
+        (("running", 1.0, 0.1), "cpu_busy"),
+        (("sleeping", 0.5, None), "cpu_busy"),  # in another thread, or a worker
+        (("running", 0.1, None), "cpu_busy"),  # on a saturated host
+        (("running", 0.09, None), "waiting"),
+        (("sleeping", 0.1, 0.0), "waiting"),
+        (("zombie", 0.1, None), "waiting"),
+        (("sleeping", None, 0.0), "waiting"),  # before its CPU use is known
+        (("running", None, 0.0), "cpu_busy"),
+        (("sleeping", None, 1.0), "gpu_busy"),
+        ((None, None, 0.0), "unknown"),
+        ((None, None, None), "unknown"),
     ]
-    assert [(signs, cause(signs)) for signs, _ in cases] == cases
+    assert [(signs, cause(*signs)) for signs, _ in cases] == cases
 
 
 def used(cpu: float, state: str = "sleeping") -> HostUsage:

@@ -41,18 +41,6 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
-    """External signs of a run's activity: state of its first thread, CPUs in use, utilization of its GPUs.
-
-    The CPUs are of a time without a step.
-    """
-
-    state: str | None = None
-    cpus: float | None = None
-    gpu: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Stall:
     """Stall: seconds without a step, and its likely cause."""
 
@@ -65,16 +53,19 @@ def hangs(report: Report, silent: float, patience: Patience) -> bool:
     return report.stepping and report.steps > 0 and silent > patience.seconds(report)
 
 
-def cause(signs: Signs) -> Cause:
-    """Return the likely cause of a stall, by the strongest sign."""
-    if signs.state in ("stopped", "uninterruptible"):
-        return "stopped" if signs.state == "stopped" else "uninterruptible"
-    if signs.gpu is not None and signs.gpu >= BUSY_GPU:
+def cause(state: str | None, cpus: float | None, gpu: float | None) -> Cause:
+    """Return the likely cause of a stall, by the strongest sign from outside.
+
+    `state` is that of the run's first thread, `cpus` are those it uses without a step, `gpu` is its GPUs' utilization.
+    """
+    if state in ("stopped", "uninterruptible"):
+        return "stopped" if state == "stopped" else "uninterruptible"
+    if gpu is not None and gpu >= BUSY_GPU:
         return "gpu_busy"
-    if signs.cpus is None:  # unknown for the time of the stall: use the state
-        return _BY_STATE.get(signs.state, "waiting")
-    busy = CONTENDING_CPUS if signs.state == "running" else BUSY_CPUS
-    return "cpu_busy" if signs.cpus >= busy else "waiting"
+    if cpus is None:  # unknown for the time of the stall: use the state
+        return _BY_STATE.get(state, "waiting")
+    busy = CONTENDING_CPUS if state == "running" else BUSY_CPUS
+    return "cpu_busy" if cpus >= busy else "waiting"
 
 
 class StallWatch:
@@ -128,7 +119,7 @@ class StallWatch:
             self.stalls += 1
             self._state = state() or self._state
         cpus = self._cpus if self._cpus_since >= self._moved else None
-        self.stall = Stall(silent, cause(Signs(self._state, cpus, gpu())))
+        self.stall = Stall(silent, cause(self._state, cpus, gpu()))
         return self.stall
 
 
