@@ -19,7 +19,7 @@ import pytest
 from run_record_cases import BEGAN, example_record
 
 from gpuwarden.config.schema import Config
-from gpuwarden.records.paths import find_database_folder
+from gpuwarden.config.state_folder import find_database_folder
 from gpuwarden.records.record import RunRecord
 from gpuwarden.records.record_json import json_from_record
 from gpuwarden.records.store import FILE_NAME, MIGRATIONS, RecordStore, row_from_record

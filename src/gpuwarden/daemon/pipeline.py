@@ -17,6 +17,7 @@ from gpuwarden.advice.headroom_sender import HeadroomSender
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.oom.co_tenants import CoTenantTracker
 from gpuwarden.config.schema import NO_OWNERS, Config
+from gpuwarden.config.state_folder import find_database_folder
 from gpuwarden.daemon.sources import Source
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import Plan
@@ -33,7 +34,6 @@ from gpuwarden.owners.resolver import OwnerResolver
 from gpuwarden.owners.slurm import SlurmJobMaps
 from gpuwarden.owners.users import UserNames
 from gpuwarden.pressure.levels import PressureWatch
-from gpuwarden.records.paths import find_database_folder
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.training_summary import SummarySender
 from gpuwarden.runs.registry import RunRegistry

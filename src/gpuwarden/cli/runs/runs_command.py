@@ -20,8 +20,8 @@ from gpuwarden.cli.runs.run_details import render_details
 from gpuwarden.cli.runs.run_list import render_table
 from gpuwarden.cli.top.state_reader import fetch_gpu_numbers
 from gpuwarden.config.schema import Config
+from gpuwarden.config.state_folder import find_database_folder, find_user_database_folder
 from gpuwarden.formatting import sanitize
-from gpuwarden.records.paths import find_database_folder, find_user_database_folder
 from gpuwarden.records.record import MAX_LISTED, RunRecord, record_from_json
 from gpuwarden.records.record_json import RunRecordError
 from gpuwarden.web.api.api_paths import RUN_PAGE, RUNS
