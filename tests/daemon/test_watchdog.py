@@ -99,11 +99,11 @@ def test_pause_keeps_the_heartbeat(box: FaultySimulation, manager: Manager) -> N
         warden = daemon(box)
         await warden.poll()
         manager.received()
-        await warden.pause_commands.pause("60")
+        await warden.pause("60")
         status, heartbeat = sorted(manager.received())
         assert re.fullmatch(r"STATUS=paused until \d\d:\d\d:\d\d, 0 runs reporting", status)
         assert heartbeat == "WATCHDOG=1"
-        await warden.pause_commands.resume("")
+        await warden._resume("")
         assert manager.received() == {"STATUS=2 of 2 simulated GPUs up, 0 runs reporting", "WATCHDOG=1"}
 
     asyncio.run(scenario())

@@ -333,7 +333,7 @@ class Box:
 
     async def pause(self, seconds: float) -> None:
         """Pause the daemon, as `gpuwarden pause` does."""
-        await self._daemon.pause_commands.pause(str(seconds))
+        await self._daemon.pause(str(seconds))
         await self._settle()
 
     async def restart(self, seconds: float) -> None:

@@ -22,7 +22,6 @@ from gpuwarden.daemon import systemd
 from gpuwarden.daemon.control import CommandError, ControlServer
 from gpuwarden.daemon.metrics import DaemonProcess
 from gpuwarden.daemon.metrics_page import read_tables
-from gpuwarden.daemon.pause import PauseCommands
 from gpuwarden.daemon.pipeline import Pipeline
 from gpuwarden.daemon.poll_loop import PollLoop
 from gpuwarden.daemon.routes import Routes
@@ -50,6 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MAX_PAUSE_SECONDS = 86400.0  # a forgotten pause must not leave the machine unmonitored
+
 
 class Daemon:
     """Daemon with all its parts. Data flows one way: source, pipeline, state, page."""
@@ -71,9 +72,9 @@ class Daemon:
         self.routes = Routes(
             self.read_tables, recorder, self.flight_recorder, self.pipeline.users.name, config, assess=self._assess
         )
-        self.pause_commands = PauseCommands(self.pipeline.poller, self.poll_loop.turn, self.poll, lambda: self.status)
-        commands = {**self.pause_commands.commands, "record": self._record_incident, "check": self._check}
-        self._control = ControlServer(commands)
+        self._control = ControlServer(
+            {"pause": self.pause, "resume": self._resume, "record": self._record_incident, "check": self._check}
+        )
         self.web = WebServer(
             self.routes.handlers,
             host_names=_host_names(config),
@@ -203,6 +204,33 @@ class Daemon:
                 log.exception("poll failed; /metrics returns 503 until one succeeds")
             self.routes.clear()
         self.follow_events()
+
+    async def pause(self, argument: str) -> str:
+        """Release the driver for a number of seconds, for the control socket; show it at once. Raises CommandError."""
+        try:
+            seconds = float(argument)
+        except ValueError:
+            raise CommandError("pause: expected a number of seconds") from None
+        if not 0 < seconds <= MAX_PAUSE_SECONDS:
+            raise CommandError(f"pause: maximum {MAX_PAUSE_SECONDS / 3600:g} h")
+        async with self.poll_loop.turn:
+            try:
+                await self.pipeline.poller.pause(seconds)
+            except StillUsedError as error:
+                raise CommandError(str(error)) from None
+            log.warning("paused: driver released, GPUs not polled seconds=%g", seconds)
+            await self.poll()
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+        return f"Driver released until {until}. Polling resumes then, or with `gpuwarden resume`."
+
+    async def _resume(self, _argument: str) -> str:
+        """End a pause, for the control socket; poll at once."""
+        async with self.poll_loop.turn:
+            paused = self.pipeline.poller.resume()
+            if paused:
+                log.warning("resumed: polling GPUs")
+                await self.poll()
+        return f"{self.status}." if paused else f"Not paused: {self.status}."
 
     async def _record_incident(self, note: str) -> str:
         """Record an incident on request, for the control socket. Raises CommandError."""
