@@ -34,7 +34,6 @@ from gpuwarden.records.record import RecordedDevice, RunRecord, build_record, re
 from gpuwarden.records.record_json import RunRecordError, json_from_record
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.store import RecordRow, RecordStore, row_from_record
-from gpuwarden.records.summary import format_summary
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
@@ -257,24 +256,6 @@ def test_forecasts_are_not_continued() -> None:
         assert [title for title, _ in render_conclusion(later, later.devices, {})].count("forecast") == 0
 
 
-def test_log_line() -> None:
-    """One line has the run's name, outcome and usage."""
-    assert format_summary(example_record()) == (
-        "run ended run=4711-99 name=resnet outcome=failed after=2h13m "
-        'evidence="last message: uncaught ResourceExhaustedError" '
-        "steps=1000 p50=7.5s p95=8.25s peak=10.1GiB "
-        "headroom_at_peak=922MiB gpu_seconds=8000 idle=0.10 energy=667Wh throttled=2m00s(sw_power_cap) "
-        "input_wait=0.10 nonfinite_loss_steps=2 no_gpu=hidden errors=device_oom:2 xids=31:1"
-    )
-
-
-def test_log_line_without_figures() -> None:
-    """Unknown figures are left out."""
-    bare = replace(run(), report=None, no_gpu=None)
-    said = build_record(bare, BEGAN, boot_id=None, user=None, usage=RunUsage())
-    assert format_summary(said).endswith('after=2h13m evidence="last message: uncaught ResourceExhaustedError"')
-
-
 def test_repeated_end_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """A run that ends and resumes repeatedly is logged once; another outcome at last is logged again."""
     recorder = Recorder(None, 10, max_runs=9)
@@ -288,7 +269,7 @@ def test_repeated_end_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         killed = replace(ending, outcome="killed", evidence="ended by SIGKILL")
         recorder.update(JoinedPoll(snapshot(), [replace(run(), ending=killed)], 7), {})
         recorder.update(JoinedPoll(snapshot(), [], 8), {})
-    assert [re.findall(r"outcome=(\w+) after=\S+ evidence=\"(.*)\" steps=1000 ", line) for line in caplog.messages] == [
+    assert [re.findall(r"outcome=(\w+) after=\S+ evidence=\"([^\"]*)\"", line) for line in caplog.messages] == [
         [("failed", ending.evidence)],
         [("killed", "ended by SIGKILL")],
     ]
@@ -404,8 +385,6 @@ def test_device_seen_in_one_poll() -> None:
     plain = json_from_record(made)
     assert plain["devices"] == [{"uuid": "GPU-0", "name": "H200", "memory_peak_bytes": GIB}]
     assert {"gpu_seconds", "gpu_idle_ratio", "energy_joules", "throttled_seconds"} & plain.keys() == set()
-    assert "gpu_seconds" not in format_summary(made)
-    assert "energy" not in format_summary(made)
     again = build_record(bare, BEGAN, boot_id=None, user=None, usage=RunUsage(add_usage(record_from_json(plain), {})))
     assert json_from_record(again) == plain
 

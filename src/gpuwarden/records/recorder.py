@@ -17,13 +17,13 @@ from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.fairness.fair_eviction import select_evicted
 from gpuwarden.fairness.log_limiter import limit_lines_of
 from gpuwarden.fairness.subordinate_uids import find_user
+from gpuwarden.formatting import format_elapsed, format_fields
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import parse_run_id
 from gpuwarden.records.joining import add_usage, conclude_record, join_records
 from gpuwarden.records.privacy import Reader, read_all, withhold_texts
 from gpuwarden.records.record import RunRecord, build_record
 from gpuwarden.records.store import render_record
-from gpuwarden.records.summary import format_summary
 from gpuwarden.records.timeline import add_timeline, remove_timeline
 from gpuwarden.records.writer import DEFAULT_LISTED, STOP_SECONDS, RecordWriter
 from gpuwarden.runs.outcome import Ending
@@ -318,7 +318,7 @@ class Recorder:
         self._learn_peaks(record)
         if log_it:
             with limit_lines_of(record.uid):
-                log.info("%s", format_summary(record))
+                log.info("run ended %s", _format_end(record))
 
     def _learn_peaks(self, *records: RunRecord) -> None:
         for record in records:
@@ -376,3 +376,15 @@ class Recorder:
         else:
             found = await self._writer.find(run_id)
         return None if found is None else withhold_texts(found, may_read) + b"\n"
+
+
+def _format_end(record: RunRecord) -> str:
+    counts = {"errors": record.errors, "xids": record.xids}
+    return format_fields(
+        run=record.run_id,
+        name=record.name,
+        outcome=record.outcome,
+        after=format_elapsed(record.duration_seconds),
+        evidence=record.evidence,
+        **{name: ",".join(f"{what}:{n}" for what, n in known.items()) for name, known in counts.items() if known},
+    )

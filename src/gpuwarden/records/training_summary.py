@@ -12,7 +12,6 @@ from gpuwarden.protocol.messages import MAX_ADVICE_CHARACTERS, Reply, Summary
 from gpuwarden.protocol.validators import clip
 from gpuwarden.records.record import RecordedDevice, RunRecord
 from gpuwarden.records.record_parts import RecordedBatchSizeAdvice
-from gpuwarden.records.summary import find_longest_reason
 from gpuwarden.runs.run_snapshot import JoinedPoll
 
 
@@ -65,9 +64,9 @@ def _list_figures(record: RunRecord, gpus: Mapping[str, str]) -> Iterator[str]:
         yield from _describe_batch(record.batch_size_advice)
     if record.input_wait_ratio is not None:
         yield f"waited for input {format_ratio(record.input_wait_ratio)} of step time"
-    throttled = find_longest_reason(record.throttled_seconds)
-    if throttled:  # else no GPU of the run counts it
-        reason, seconds = throttled
+    if record.throttled_seconds:  # else no GPU of the run counts it
+        # Several reasons may apply at once, so they do not add up.
+        reason, seconds = max(record.throttled_seconds.items(), key=lambda entry: entry[1])
         yield f"throttled {format_elapsed(seconds)} ({clock_reason_text(reason)})" if seconds else "not throttled"
 
 
