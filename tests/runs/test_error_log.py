@@ -144,18 +144,13 @@ def test_device() -> None:
 
 
 def test_line_of_an_oom(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
-    """The log line of an out-of-memory error has all its figures."""
+    """The log line of an out-of-memory error has its diagnosis."""
     runs.receive(ALICE, OOM, 2.5)
     (line,) = caplog.messages
-    line, diagnosis = line.split('" cause=')
-    head, *parts = line.split("; ")
-    assert head == (
-        'run error run=7-1 name=resnet kind=device_oom phase=train steps=5 error="'
-        f"20.0 GiB for shape [20000,4000] float by op wide/Relu on {ON}GPU:0 from GPU_0_bfc"
-    )
-    assert parts == ["GPU-0: headroom before 17.0 GiB", "GPU:0: in use 21.0 GiB of 38.0 GiB"]
-    assert diagnosis == (
-        "batch_too_large evidence=\"20.0 GiB for shape [20000,4000] is a layer's output, which grows with the batch, "
+    assert line == (
+        "run error run=7-1 name=resnet kind=device_oom phase=train steps=5 "
+        'error="ResourceExhaustedError: OOM when allocating" cause=batch_too_large '
+        "evidence=\"20.0 GiB for shape [20000,4000] is a layer's output, which grows with the batch, "
         'and did not fit: 21.0 GiB of 38.0 GiB were in use between steps." next_step="Halve the batch size; gradient '
         'accumulation keeps the effective batch size."'
     )

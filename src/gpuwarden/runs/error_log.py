@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
-from gpuwarden.analysis.oom.failed_allocation import Oom, resolve_device
-from gpuwarden.formatting import cut_middle, format_bytes, format_fields
-from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, ErrorKind, Hello
+from gpuwarden.formatting import cut_middle, format_fields
+from gpuwarden.protocol.messages import ErrorKind
 from gpuwarden.runs.run_snapshot import SeenError
 
 log = logging.getLogger(__name__)
@@ -26,7 +24,7 @@ class ErrorLog:
         self._suppressed: dict[ErrorKind, int] = {}
         self._is_last_logged = False  # the last error
 
-    def log_error(self, run_id: str, hello: Hello, seen: SeenError, oom: Mapping[str, Oom], now: float) -> None:
+    def log_error(self, run_id: str, name: str, seen: SeenError, now: float) -> None:
         """Log an error, or count it if its kind was logged within QUIET_SECONDS."""
         error, diagnosis = seen.error, seen.diagnosis
         last = self._logged_at.get(error.kind)
@@ -37,31 +35,23 @@ class ErrorLog:
         self._logged_at[error.kind] = now
         fields = format_fields(
             run=run_id,
-            name=hello.name,
+            name=name,
             kind=error.kind,
             phase=error.phase,
             steps=error.steps,
-            error=_line(error, hello, oom),
+            error=f"{error.exception}: {_excerpt(error.text, error.at)}",
             suppressed=self._suppressed.pop(error.kind, None),
         )
         log.warning("run error %s%s", fields, f" {_diagnosis(diagnosis)}" if diagnosis else "")
 
-    def log_revision(self, run_id: str, hello: Hello, diagnosis: Diagnosis) -> None:
+    def log_revision(self, run_id: str, name: str, diagnosis: Diagnosis) -> None:
         """Log a diagnosis that a later poll changed, if its error was logged."""
         if self._is_last_logged:
-            log.warning("diagnosis updated %s %s", format_fields(run=run_id, name=hello.name), _diagnosis(diagnosis))
+            log.warning("diagnosis updated %s %s", format_fields(run=run_id, name=name), _diagnosis(diagnosis))
 
 
 def _diagnosis(diagnosis: Diagnosis) -> str:
     return format_fields(cause=diagnosis.cause, evidence=diagnosis.evidence, next_step=diagnosis.next_step)
-
-
-def _line(error: Error, hello: Hello, oom: Mapping[str, Oom]) -> str:
-    if error.allocations:
-        parts = [_allocation(each) for each in error.allocations]
-        parts += [_device(uuid, each) for uuid, each in oom.items()]
-        return "; ".join(parts + _used_texts(error, hello))
-    return f"{error.exception}: {_excerpt(error.text, error.at)}"
 
 
 def _excerpt(text: str, at: int | None) -> str:
@@ -71,30 +61,3 @@ def _excerpt(text: str, at: int | None) -> str:
     start = max(min(at - _BEFORE, len(text) - _MAX_TEXT), 0)
     end = start + _MAX_TEXT
     return f"{'... ' if start else ''}{text[start:end]}{' ...' if end < len(text) else ''}"
-
-
-def _allocation(asked: Allocation) -> str:
-    words = [format_bytes(asked.requested) if asked.requested is not None else "an unknown size"]
-    if asked.shape is not None:
-        words.append(f"for shape [{asked.shape}] {asked.dtype or ''}".rstrip())
-    if asked.op is not None:
-        words.append(f"by op {asked.op}")
-    if asked.device is not None:
-        words.append(f"on {asked.device}")
-    if asked.allocator is not None:
-        words.append(f"from {asked.allocator}")
-    return " ".join(words)
-
-
-def _device(uuid: str, oom: Oom) -> str:
-    return f"{uuid}: headroom before {'unknown' if oom.headroom is None else format_bytes(oom.headroom)}"
-
-
-def _used_texts(error: Error, hello: Hello) -> list[str]:
-    """Return the memory in use on the devices that the allocations name."""
-    devices = dict.fromkeys(resolve_device(hello, each.device) for each in error.allocations)
-    return [f"{device}: in use {_of(error.memory[device])}" for device in devices if device and device in error.memory]
-
-
-def _of(memory: DeviceMemory) -> str:
-    return format_bytes(memory.current) + ("" if memory.limit is None else f" of {format_bytes(memory.limit)}")

@@ -68,7 +68,7 @@ class RunErrors:
         if error.kind == "device_oom":
             self._last_device_oom = seen
             self.ooms = _ooms(seen, hello, facts.uuids if facts else {})
-        self._log.log_error(self._run_id, hello, seen, self.ooms if error.kind == "device_oom" else {}, now)
+        self._log.log_error(self._run_id, hello.name, seen, now)
 
     def update(self, poll: PollFacts, hello: Hello, uuids: Mapping[str, str], *, up: bool) -> None:
         """Diagnose the last out-of-memory error again by a poll's facts, unless that is done.
@@ -84,7 +84,7 @@ class RunErrors:
             if seen.error.kind in OOM_KINDS:
                 self.recent[place] = replace(seen, diagnosis=diagnosis)
                 break
-        self._log.log_revision(self._run_id, hello, diagnosis)
+        self._log.log_revision(self._run_id, hello.name, diagnosis)
 
 
 def _ooms(seen: SeenError, hello: Hello, uuids: Mapping[str, str]) -> Mapping[str, Oom]:
