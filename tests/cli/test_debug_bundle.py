@@ -24,7 +24,7 @@ SECRET = "https://hooks.example.org/T0/very-secret-token"  # noqa: S105 - of thi
 NAME_WITH_QUOTES = 'private "hopper" \\plan'
 PRIVATE_LOG = """\
 cannot read /home/ada/model.keras on {host}: GPU-51300000-0000-4000-8000-000000000003
-run error run=4711-99 name="my net" kind=other steps=7 error="ValueError: \\"salary\\" of Ms. Hopper" suppressed=2
+run error run=4711-99 name="my net" kind=other steps=7 error="ValueError: \\"salary\\" of Ms. Hopper" cause=2
 run ended run=4711-99 name=net outcome=failed"""
 
 
@@ -101,7 +101,7 @@ def test_what_identifies_is_masked(made: tuple[dict[str, str], str, str]) -> Non
     assert not set(re.findall(rf"(?<![\w-])(?:{'|'.join(map(re.escape, private))})(?![\w-])", whole))
     first, second, third = files["daemon.log"].splitlines()
     assert re.fullmatch(r"cannot read PATH-\d+ on NAME-\d+: GPU-0{8}\S+", first)
-    assert second == "run error run=4711-99 name=[hidden] kind=other steps=7 error=[hidden] suppressed=2"
+    assert second == "run error run=4711-99 name=[hidden] kind=other steps=7 error=[hidden] cause=2"
     assert third == "run ended run=4711-99 name=[hidden] outcome=failed"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -202,16 +203,11 @@ def test_line_of_a_client_with_a_wrong_position(runs: RunRegistry, caplog: pytes
 
 
 def test_lines_are_limited(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
-    """Repeated errors give one line a minute and kind, with the number of suppressed ones."""
+    """Repeated errors give one line a minute and kind."""
     for tenth in range(1500):
         runs.receive(ALICE, OTHER, tenth / 10)
     runs.receive(ALICE, OOM, 150.0)
-    assert [line.rpartition(": ")[2] for line in caplog.messages[:-1]] == [
-        'loss is nan"',
-        'loss is nan" suppressed=599',
-        'loss is nan" suppressed=599',
-    ]
-    assert "kind=device_oom" in caplog.messages[-1]
+    assert [re.findall(r"kind=(\w+)", line) for line in caplog.messages] == [["other"]] * 3 + [["device_oom"]]
 
 
 def test_batch_advice_after_another_cause(runs: RunRegistry) -> None:

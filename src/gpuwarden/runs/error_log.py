@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
+from gpuwarden.fairness.log_limiter import LogLimiter
 from gpuwarden.formatting import cut_middle, format_fields
-from gpuwarden.protocol.messages import ErrorKind
 from gpuwarden.runs.run_snapshot import SeenError
 
 log = logging.getLogger(__name__)
 
-QUIET_SECONDS = 60.0
 _MAX_TEXT = 300  # characters of a message; the run record keeps more
 _BEFORE = 80  # of these, before the part that shows the kind
 
@@ -20,19 +19,15 @@ class ErrorLog:
     """Log of one run's errors; `now` is monotonic."""
 
     def __init__(self) -> None:
-        self._logged_at: dict[ErrorKind, float] = {}
-        self._suppressed: dict[ErrorKind, int] = {}
+        self._limiter = LogLimiter()
         self._is_last_logged = False  # the last error
 
     def log_error(self, run_id: str, name: str, seen: SeenError, now: float) -> None:
-        """Log an error, or count it if its kind was logged within QUIET_SECONDS."""
+        """Log an error, unless one of its kind was logged within a minute."""
         error, diagnosis = seen.error, seen.diagnosis
-        last = self._logged_at.get(error.kind)
-        self._is_last_logged = last is None or now - last >= QUIET_SECONDS
+        self._is_last_logged = self._limiter.allow(error.kind, now)
         if not self._is_last_logged:
-            self._suppressed[error.kind] = self._suppressed.get(error.kind, 0) + 1
             return
-        self._logged_at[error.kind] = now
         fields = format_fields(
             run=run_id,
             name=name,
@@ -40,7 +35,6 @@ class ErrorLog:
             phase=error.phase,
             steps=error.steps,
             error=f"{error.exception}: {_excerpt(error.text, error.at)}",
-            suppressed=self._suppressed.pop(error.kind, None),
         )
         log.warning("run error %s%s", fields, f" {_diagnosis(diagnosis)}" if diagnosis else "")
 
