@@ -345,7 +345,7 @@ class RunState:
         self.stalls.handle_usage(usage, now)
         busy = partial(busiest, self.uuids.values(), snapshot)
         stall = self.stalls.judge(report, busy, partial(read_state, self.peer), self.rules.patience, now)
-        log_change((self.peer.run_id, self.hello.name), before, stall, self.stalls.stalls, up=self.up)
+        log_change((self.peer.run_id, self.hello.name), before, stall, up=self.up)
         return stall
 
 

@@ -19,7 +19,6 @@ from gpuwarden.protocol.messages import Report
 
 log = logging.getLogger(__name__)
 
-MAX_LOGGED_STALLS = 20  # of a run
 Cause = Literal["stopped", "uninterruptible", "gpu_busy", "cpu_busy", "waiting", "unknown"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 _BY_STATE: Mapping[str | None, Cause] = {"running": "cpu_busy", None: "unknown"}
@@ -123,10 +122,8 @@ class StallWatch:
         return self.stall
 
 
-def log_change(who: tuple[str, str], before: Stall | None, after: Stall | None, stalls: int, *, up: bool) -> None:
-    """Log the start and the end of a stall, up to MAX_LOGGED_STALLS a run; `who` is the run's id and name."""
-    if stalls > MAX_LOGGED_STALLS:
-        return
+def log_change(who: tuple[str, str], before: Stall | None, after: Stall | None, *, up: bool) -> None:
+    """Log the start and the end of a stall; `who` is the run's id and name."""
     fields = dict(zip(("run", "name"), who, strict=True))
     if after and not before:
         log.warning("run stalled %s", format_fields(**fields, seconds=round(after.seconds), cause=after.cause))
