@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.analysis.memory.leak_detector import Leak
-from gpuwarden.analysis.memory.leak_watch import MAX_LOGGED_LEAKS, LeakWatch
+from gpuwarden.analysis.memory.leak_watch import LeakWatch
 from gpuwarden.host.cgroup_limits import CgroupMemory
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses
@@ -128,17 +127,6 @@ def test_leak_end_after_an_out_of_memory_is_not_logged(caplog: pytest.LogCapture
         training.second(920 * MIB, 0)
     assert caplog.text.count("memory leak run=7-1 name=resnet device=GPU-0") == 2
     assert caplog.text.count("leak ended") == 1
-
-
-def test_log_lines_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    """The end of a leak is logged only if its start was."""
-    caplog.set_level(logging.INFO)
-    watch, leak = LeakWatch(), Leak(1.0 * MIB, 60 * MIB)
-    for number in range(3 * MAX_LOGGED_LEAKS):
-        for found in (leak, None):
-            watch._report(f"GPU-{number % 2}", found, RUN_LABELS)
-    assert caplog.text.count("memory leak run=") == MAX_LOGGED_LEAKS
-    assert caplog.text.count("memory leak ended") == MAX_LOGGED_LEAKS
 
 
 def usage(memory: int, cgroup: CgroupMemory | None = None) -> HostUsage:

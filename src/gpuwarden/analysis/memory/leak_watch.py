@@ -16,7 +16,6 @@ from gpuwarden.protocol.messages import DeviceMemory
 
 log = logging.getLogger(__name__)
 
-MAX_LOGGED_LEAKS = 20  # of a run, in the log
 HOST = "host"
 URGENT_SECONDS = 120.0  # at the rate from sample to sample, until the host has no memory left
 
@@ -27,7 +26,6 @@ class _Place:
 
     detector: LeakDetector = field(default_factory=LeakDetector)
     reported: Leak | None = None
-    logged: bool = False  # a line in the log reports it
 
 
 @dataclass(slots=True)
@@ -42,7 +40,6 @@ class LeakWatch:
     _host_memory: Downsampled[MemoryWindow] = field(default_factory=Downsampled)
     _usage: HostUsage | None = None  # the last sample of the host
     _out_of_memory: bool = False  # since a leak was reported last
-    _lines: int = 0
 
     def update_gpus(
         self, histories: Mapping[str, MemoryHistory], current: Collection[str], who: tuple[str, str], now: float
@@ -103,14 +100,11 @@ class LeakWatch:
         fields = {"run": who[0], "name": who[1], "device": where}
         if leak is not None and before is None:
             self._out_of_memory = False
-            place.logged = self._lines < MAX_LOGGED_LEAKS
-            if place.logged:
-                self._lines += 1
-                left = leak.left
-                forecast = format_forecast(left.seconds, left.lower, left.upper) if left else None
-                growth = format_growth(leak.bytes_per_second)
-                log.warning("memory leak %s", format_fields(**fields, growth=growth, out_of_memory=forecast))
-        elif before is not None and leak is None and place.logged and not self._out_of_memory:
+            left = leak.left
+            forecast = format_forecast(left.seconds, left.lower, left.upper) if left else None
+            growth = format_growth(leak.bytes_per_second)
+            log.warning("memory leak %s", format_fields(**fields, growth=growth, out_of_memory=forecast))
+        elif before is not None and leak is None and not self._out_of_memory:
             log.info("memory leak ended %s", format_fields(**fields, grown=format_bytes(before.grown)))
 
 
