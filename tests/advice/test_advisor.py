@@ -61,11 +61,11 @@ class Host:
         self.now += seconds
         polled = replace(snapshot(*gpus), time=STARTED + self.now)
         owners = Owners(by_pid={9: {"user": "alice", "run": "9-1"}})
-        co_tenants = self._co_tenants.update(polled, owners, self.now)
+        co_tenants = self._co_tenants.add_poll(polled, owners, self.now)
         poll = JoinedPoll(polled, runs, self.now, owners, co_tenants)
-        pressure = self._watch.update(poll)
+        pressure = self._watch.evaluate(poll)
         state = State("nvml", 1.0, polled, runs, pressure=pressure)
-        self.advice = self.advisor.update(poll, pressure, self._detector.update(state, self.now))
+        self.advice = self.advisor.evaluate(poll, pressure, self._detector.evaluate(state, self.now))
         for message in self.advice.messages:
             assert decode_reply(encode(message.advice)) == message.advice  # can be encoded
         sent = self.advice.messages if self.queue_has_room else ()

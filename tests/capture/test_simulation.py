@@ -123,7 +123,7 @@ def test_preallocating_run_is_full_and_healthy() -> None:
         if message is not None:
             registry.receive(peer, message, 0)
     snapshot: Snapshot = asyncio.run(Poller(box.nvml, 10).poll())
-    (run,) = (run for run in registry.update(snapshot, 0) if run.hello.name == "resnet50-imagenet")
+    (run,) = (run for run in registry.add_poll(snapshot, 0) if run.hello.name == "resnet50-imagenet")
     size = box.value(PREALLOCATING, "memory_size_bytes")
     assert box.value(PREALLOCATING, "memory_used_bytes") / size > 0.96
     assert min(run.headroom_at_peak.values()) / size > 0.33

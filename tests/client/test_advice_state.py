@@ -199,7 +199,7 @@ def advised(*advice: Advice, at: float = 0.0) -> AdviceState:
     """Return the state after advice."""
     made = AdviceState()
     for each in advice:
-        made.update(each, at)
+        made.handle(each, at)
     return made
 
 
@@ -261,10 +261,10 @@ def test_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """A daemon that sends more and more advice costs a limited number of lines an hour and limited memory."""
     made = AdviceState()
     for number in range(3 * MAX_EPISODES):
-        made.update(pressure("warning", f"GPU-{number}"), 0.0)
+        made.handle(pressure("warning", f"GPU-{number}"), 0.0)
     assert len(caplog.messages) == MAX_LINES_PER_HOUR
     assert (made.count, len(made._episodes)) == (3 * MAX_EPISODES, MAX_EPISODES)
-    made.update(pressure("critical", "GPU-0"), HOUR_SECONDS)
+    made.handle(pressure("critical", "GPU-0"), HOUR_SECONDS)
     assert len(caplog.messages) == MAX_LINES_PER_HOUR + 1
 
 
@@ -308,7 +308,7 @@ def test_level_that_fell_before_the_action() -> None:
     made = advised(pressure("critical"), pressure("warning"))
     answered = [len(made.pop_unanswered("stop", "critical", 0.0))]
     for each in (pressure("critical"), pressure("warning"), pressure("critical")):
-        made.update(each, 1.0)
+        made.handle(each, 1.0)
         answered.append(len(made.pop_unanswered("stop", "critical", 1.0)))
     assert answered == [0, 1, 0, 0]
 
@@ -318,7 +318,7 @@ def test_action_waits_for_a_daemon() -> None:
     made = advised(pressure("critical"))
     made.disconnect(0.0)
     answered = [len(made.pop_unanswered("stop", "critical", 0.0))]
-    made.update(pressure("critical"), 1.0)
+    made.handle(pressure("critical"), 1.0)
     answered.append(len(made.pop_unanswered("stop", "critical", 1.0)))
     assert answered == [0, 1]
 
@@ -328,7 +328,7 @@ def test_next_episode() -> None:
     made = advised(pressure("critical"))
     assert made.pop_unanswered("stop", "critical", 0.0) == [pressure("critical")]
     for each in (pressure("none"), pressure("critical")):
-        made.update(each, 1.0)
+        made.handle(each, 1.0)
     assert made.pop_unanswered("stop", "critical", 1.0) == [pressure("critical")]
 
 
@@ -339,13 +339,13 @@ def test_rest_between_actions(took: float, rest: float) -> None:
     made.pop_unanswered("checkpoint", "critical", 0.0)
     made.record_action("checkpoint", 0.0, took)
     for each in (pressure("none"), pressure("critical")):
-        made.update(each, took + 1)
+        made.handle(each, took + 1)
     assert made.pop_unanswered("checkpoint", "critical", took + rest - 1) == []
     assert made.pop_unanswered("stop", "critical", took + 1) != []
     assert made.pop_unanswered("checkpoint", "critical", took + rest) == [pressure("critical")]
     made.record_action("checkpoint", took + rest, took + rest)
     for each in (pressure("none"), pressure("critical"), pressure("none")):
-        made.update(each, took + rest + 1)
+        made.handle(each, took + rest + 1)
     assert made.pop_unanswered("checkpoint", "critical", took + 2 * rest) == []
 
 
@@ -355,9 +355,9 @@ def test_device_that_was_relieved_while_no_daemon_was_there() -> None:
     episodes = [len(made.pop_unanswered("stop", "critical", 0.0))]
     made.disconnect(1.0)
     for at in (2.0, RECONNECT_SECONDS + 2, RECONNECT_SECONDS + 4, 9 * RECONNECT_SECONDS):
-        made.update(pressure("critical", OTHER), at)
+        made.handle(pressure("critical", OTHER), at)
         episodes.append(len(made.pop_unanswered("stop", "critical", at)))
-        made.update(pressure("none", OTHER), at + 1)
+        made.handle(pressure("none", OTHER), at + 1)
     assert episodes == [1, 0, 1, 1, 1]
 
 
@@ -365,9 +365,9 @@ def test_event_again(caplog: pytest.LogCaptureFixture) -> None:
     """A repeated event is one episode, until it has not come for a while."""
     made = AdviceState()
     for at in (0.0, EVENT_EPISODE_SECONDS - 1, 2 * EVENT_EPISODE_SECONDS - 2):
-        made.update(event(), at)
+        made.handle(event(), at)
     assert len(made.pop_unanswered("stop", "critical", 0.0)) == len(caplog.messages) == 1
-    made.update(event(), 3 * EVENT_EPISODE_SECONDS)
+    made.handle(event(), 3 * EVENT_EPISODE_SECONDS)
     assert len(made.pop_unanswered("stop", "critical", 3 * EVENT_EPISODE_SECONDS)) == 1
     assert len(caplog.messages) == 2
 
@@ -380,7 +380,7 @@ def test_daemon_that_returns(caplog: pytest.LogCaptureFixture, away: float, epis
     made.disconnect(0.0)
     made.disconnect(0.5)
     felt = [made.pressure]
-    made.update(pressure("critical"), away)
+    made.handle(pressure("critical"), away)
     assert [*felt, made.pressure] == ["none", "critical"]
     answered += len(made.pop_unanswered("stop", "critical", away))
     assert answered == len(caplog.messages) == episodes

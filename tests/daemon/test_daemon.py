@@ -61,7 +61,7 @@ def test_failed_poll_leaves_no_old_page(
     async def scenario() -> None:
         await warden.poll()
         assert warden.routes.serve_metrics(METRICS).status == 200
-        monkeypatch.setattr(RunRegistry, "update", fail)
+        monkeypatch.setattr(RunRegistry, "add_poll", fail)
         for _ in range(3):
             await warden.poll_or_clear()
         assert len([record for record in caplog.records if record.exc_info]) == 1

@@ -19,9 +19,9 @@ def test_state_of_a_poll_stays_as_it_was() -> None:
 
     async def scenario() -> None:
         for _ in range(POLLS):
-            state = await pipeline.update(Counts())
+            state = await pipeline.poll(Counts())
             before = repr(state)
-            await pipeline.update(Counts())
+            await pipeline.poll(Counts())
             assert repr(state) == before
         assert state.runs
         assert state.usage.keys() == {run.peer.run_id for run in state.runs}
@@ -36,10 +36,10 @@ def test_stages_drop_runs_that_are_gone() -> None:
     pipeline = Pipeline(config, source)
 
     async def scenario() -> None:
-        state = await pipeline.update(Counts())
+        state = await pipeline.poll(Counts())
         gone = state.runs[0].peer.run_id
         pipeline.registry._forget(gone, 0.0)
-        state = await pipeline.update(Counts())
+        state = await pipeline.poll(Counts())
         assert gone not in {run.peer.run_id for run in state.runs}
         assert gone not in pipeline.accountant._tallies
         assert gone not in pipeline.advisor._states

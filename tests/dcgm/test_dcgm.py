@@ -145,7 +145,7 @@ def render_page(snapshot: Snapshot, hostname: str = "box") -> MetricsPage:
     """Render a poll's page with both sets of names."""
     state = State(source="simulated", poll_interval=1.0, snapshot=snapshot)
     again = DcgmPage(hostname)
-    again.update(state)
+    again.add_poll(state)
     return Exposition().render([*read_tables(state), *again.read_tables(state)])
 
 
@@ -309,7 +309,7 @@ class TestRates:
         rates = CounterRates((self.COUNTER,))
         for number, (slow_taken, value) in enumerate(reads):
             readings: Read = {} if value is None else {self.COUNTER: {("transmit",): value}}
-            rates.update((Gpu(DIVIDED, None, readings=readings, taken=float(number), slow_taken=slow_taken),))
+            rates.add_readings((Gpu(DIVIDED, None, readings=readings, taken=float(number), slow_taken=slow_taken),))
         return rates.rate("GPU-0", self.COUNTER, "transmit")
 
     def test_rate_is_between_two_reads(self) -> None:
@@ -337,7 +337,7 @@ class TestRates:
         assert self.COUNTER.tier == "slow"
         rates = CounterRates((counter,))
         for taken, busy in ((0.0, 0.0), (2.0, 1.0)):
-            rates.update((Gpu(DIVIDED, None, readings={counter: {(): busy}}, taken=taken, slow_taken=0.0),))
+            rates.add_readings((Gpu(DIVIDED, None, readings={counter: {(): busy}}, taken=taken, slow_taken=0.0),))
         assert rates.rate("GPU-0", counter) == 0.5
 
     def test_reload_of_the_driver_gives_no_rate(self) -> None:
@@ -357,7 +357,7 @@ class TestRates:
             }
             gpu = Gpu(DIVIDED, None, readings=readings, slow_taken=float(total))
             state = State(source="nvml", poll_interval=1.0, snapshot=Snapshot(1.0, 0.0, None, gpus=(gpu,)))
-            page.update(state)
+            page.add_poll(state)
         rendered = Exposition().render(page.read_tables(state))
         assert samples(rendered, "DCGM_FI_PROF_PCIE_TX_BYTES", {}) == {"GPU-0": 1e9}
 
@@ -368,7 +368,7 @@ class TestRates:
             both: Any = {("transmit",): total * 10**9, ("receive",): total * 10**9}
             gpu = Gpu(DIVIDED, None, readings={GpuReadings.nvlink_bytes_total: both}, slow_taken=float(total))
             state = State(source="nvml", poll_interval=1.0, snapshot=Snapshot(1.0, 0.0, None, gpus=(gpu,)))
-            page.update(state)
+            page.add_poll(state)
         rendered = Exposition().render(page.read_tables(state))
         assert samples(rendered, "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", {}) == {"GPU-0": 2000}
         assert samples(rendered, "DCGM_FI_PROF_NVLINK_TX_BYTES", {}) == {"GPU-0": 1e9}

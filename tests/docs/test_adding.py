@@ -135,7 +135,7 @@ from gpuwarden.health.detector import Detector
 from gpuwarden.state import State
 from tests.support.snapshots import gpu, snapshot
 limits = {GpuReadings.power_limit_watts: {("enforced",): 300.0, ("default",): 700.0}}
-(alert,) = Detector().update(State("nvml", 1.0, snapshot(replace(gpu(0), readings=limits))), 0.0).holding
+(alert,) = Detector().evaluate(State("nvml", 1.0, snapshot(replace(gpu(0), readings=limits))), 0.0).holding
 print(alert.name, alert.text)
 """
     assert copy.python("-c", program) == "GpuPowerLimitLowered power limit lowered to 300 of 700 W\n"

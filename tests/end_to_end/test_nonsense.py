@@ -159,16 +159,16 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
         for peer in peers * 2:
             registry.receive(peer, _round_trip(liar.message()), now)
         box = liar.box()
-        co_tenants = tracker.update(box, Owners(), now)
-        runs = registry.update(box, now, co_tenants=co_tenants)
+        co_tenants = tracker.add_poll(box, Owners(), now)
+        runs = registry.add_poll(box, now, co_tenants=co_tenants)
         joined = JoinedPoll(box, runs, now, co_tenants=co_tenants)
-        usage = accounts.update(joined)
-        found = pressure.update(joined)
+        usage = accounts.add_poll(joined)
+        found = pressure.evaluate(joined)
         state = State("nvml", 1.0, box, runs, records.list_shares(), pressure=found)
-        advice = advisor.update(joined, found, detector.update(state, now))
+        advice = advisor.evaluate(joined, found, detector.evaluate(state, now))
         advisor.confirm(advice.messages, now)
         sent += [decode_reply(encode(each.advice)) for each in advice.messages]
-        records.update(joined, usage, advice.events_with(advice.messages))
+        records.add_poll(joined, usage, advice.events_with(advice.messages))
         assert exposition.render(read_tables(state)).text
         _read(records, peers)
     assert sent
@@ -209,8 +209,8 @@ def test_fault_of_our_own_costs_one_run(monkeypatch: pytest.MonkeyPatch, caplog:
     registry.receive(peers[1], End("exit"), 1.0)
     assert registry.received == 3
 
-    monkeypatch.setattr(OutcomeTracker, "update", lambda outcome, *_: 1 // (outcome._pid - 1) and None)
+    monkeypatch.setattr(OutcomeTracker, "add_evidence", lambda outcome, *_: 1 // (outcome._pid - 1) and None)
     for _ in range(2):
-        assert [run.peer.pid for run in registry.update(snapshot(gpu(0)), 2.0)] == [2]
+        assert [run.peer.pid for run in registry.add_poll(snapshot(gpu(0)), 2.0)] == [2]
     assert registry.rejected["internal"] == 2  # and the message, which the server counts
     assert sum("please report it" in record.message for record in caplog.records) == 2

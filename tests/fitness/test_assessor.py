@@ -49,7 +49,7 @@ def read(index: int, readings: Mapping[Any, Any], **more: Any) -> Gpu:
 def found(state: State, *, config: CheckConfig | None = None, facts: SlowFacts | None = None) -> list[tuple[str, str]]:
     """Return check and text of each finding of a new assessor."""
     assessor = FitnessAssessor(config or CheckConfig())
-    assessor.update(state)
+    assessor.add_poll(state)
     return findings(assessor, state, facts)
 
 
@@ -131,7 +131,7 @@ def test_what_is_learnt() -> None:
     hot = {GpuReadings.clock_event_active: {("hw_thermal_slowdown",): 1.0}}
     links = {GpuReadings.nvlink_up: {("0",): 1.0, ("1",): 0.0}}
     before = poll(read(0, hot | links), read(1, {}))
-    assessor.update(before)
+    assessor.add_poll(before)
     assert findings(assessor, before) == [("throttling", "GPU 0: throttled: hardware thermal slowdown")]
     after = poll(read(0, {GpuReadings.nvlink_up: {("0",): 0.0, ("1",): 0.0}}))
     after = replace(after, snapshot=replace(after.snapshot, time=NOW + 61))
@@ -267,7 +267,7 @@ def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def measure() -> None:
         reader = SlowFactsReader(1.0, (tmp_path, tmp_path / "hanging", tmp_path / "none"), listing)
-        reader.update(100.0)
+        reader.refresh_if_due(100.0)
         while not (free := reader.facts.free):
             await asyncio.sleep(0.01)
         room = free[str(tmp_path)]
@@ -280,7 +280,7 @@ def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         released.set()
         now = 200.0
         while reader.facts.free[str(tmp_path / "hanging")] == "does not answer":
-            reader.update(now := now + 10)
+            reader.refresh_if_due(now := now + 10)
             await asyncio.sleep(0.01)
 
     (tmp_path / "hanging").mkdir()

@@ -56,7 +56,7 @@ def monitored(bus: Bus) -> tuple[SuspendMonitor, Callable[[float], None]]:
     def later(seconds: float) -> None:
         nonlocal now
         now += seconds
-        monitor.update()
+        monitor.refresh()
 
     later(0)
     return monitor, later
@@ -124,7 +124,7 @@ def test_index_is_the_order_of_addresses(bus: Bus) -> None:
 def test_machine_without_gpus_in_sys_is_polled(tmp_path: Path) -> None:
     """Without /sys, or a GPU in it, the option has no effect."""
     monitor = SuspendMonitor(tmp_path / "absent")
-    monitor.update()
+    monitor.refresh()
     assert (monitor.wants_release, monitor.is_asleep(FIRST), monitor.may_be_asleep(0, 4), monitor.asleep_count) == (
         False,
         False,

@@ -49,14 +49,14 @@ def run(uuid: str = "GPU-0", *, in_use: float = 76.5, left: float = 1.5) -> RunS
 def poll(*gpus: Gpu, runs: tuple[RunSnapshot, ...] = (), **more: object) -> State:
     """Return a poll's state with its pressure."""
     polled = replace(snapshot(*gpus), time=NOW)
-    pressure = PressureWatch(LIMITS).update(JoinedPoll(polled, runs, NOW))
+    pressure = PressureWatch(LIMITS).evaluate(JoinedPoll(polled, runs, NOW))
     state = State("nvml", 1.0, polled, runs, pressure=pressure, owners=ALICE)
     return replace(state, **more)  # type: ignore[arg-type] # fields by name
 
 
 def occurrences(state: State) -> list[tuple[str, Alert]]:
     """Return what holds with the names of their conditions, without conditions that are only shown."""
-    return [(alert.name, alert) for alert in Detector().update(state, 0.0).holding if CONDITIONS[alert.name].expr]
+    return [(alert.name, alert) for alert in Detector().evaluate(state, 0.0).holding if CONDITIONS[alert.name].expr]
 
 
 def only_occurrence(state: State) -> tuple[str, Mapping[str, str], str, str]:
@@ -168,8 +168,8 @@ def test_gpu_down_and_driver_gone() -> None:
     text = "The NVIDIA driver does not answer (driver_not_loaded): no GPU of the host can be read."
     silent = replace(gone, snapshot=replace(gone.snapshot, fault="driver_not_loaded"))
     firing = Detector()
-    assert firing.update(silent, 0.0).firing == []
-    (alert,) = firing.update(silent, 100.0).firing
+    assert firing.evaluate(silent, 0.0).firing == []
+    (alert,) = firing.evaluate(silent, 100.0).firing
     assert (alert.name, alert.labels, alert.description) == ("GpuwardenDriverFault", {"collector": "nvml"}, text)
 
 
@@ -293,7 +293,7 @@ class ScriptedCondition:
 
     def poll_at(self, at: float) -> tuple[list[Alert], list[Alert]]:
         """Poll, seconds after the first; return firing and resolved alerts."""
-        states = self.detector.update(replace(self.state, snapshot=replace(self.state.snapshot, time=NOW + at)), at)
+        states = self.detector.evaluate(replace(self.state, snapshot=replace(self.state.snapshot, time=NOW + at)), at)
         return list(states.firing), list(states.resolved)
 
 

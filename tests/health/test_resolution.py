@@ -25,11 +25,11 @@ def changed(state: State, **fields: Any) -> State:
     return replace(state, snapshot=replace(state.snapshot, **fields))
 
 
-def update(
+def evaluate(
     resolution: Resolution, firing: list[Alert], ended: list[Alert], state: State, now: float
 ) -> tuple[set[AlertKey], list[Alert]]:
     """Update with a poll; return the unconfirmed keys and the resolved alerts."""
-    unconfirmed, resolved = resolution.update(firing, ended, state, now)
+    unconfirmed, resolved = resolution.evaluate(firing, ended, state, now)
     return set(unconfirmed), resolved
 
 
@@ -45,26 +45,26 @@ def update(
 def test_unknown_gpu_is_not_resolved(unknown: State) -> None:
     """GpuDown of a GPU whose state is unknown is not resolved until the GPU answers."""
     resolution = Resolution()
-    assert update(resolution, [DOWN], [], poll(LOST), 0) == (set(), [])
-    assert update(resolution, [], [DOWN], unknown, 120) == ({DOWN.key}, [])
-    assert update(resolution, [], [], unknown, 5000) == ({DOWN.key}, [])
-    assert update(resolution, [], [], HEALTHY, 5001) == (set(), [DOWN])
+    assert evaluate(resolution, [DOWN], [], poll(LOST), 0) == (set(), [])
+    assert evaluate(resolution, [], [DOWN], unknown, 120) == ({DOWN.key}, [])
+    assert evaluate(resolution, [], [], unknown, 5000) == ({DOWN.key}, [])
+    assert evaluate(resolution, [], [], HEALTHY, 5001) == (set(), [DOWN])
 
 
 def test_known_end() -> None:
     """A known end resolves at once; an alert that fires again is no longer unconfirmed."""
     resolution = Resolution()
-    assert update(resolution, [], [DOWN], HEALTHY, 0) == (set(), [DOWN])
+    assert evaluate(resolution, [], [DOWN], HEALTHY, 0) == (set(), [DOWN])
     silent = changed(poll(LOST), fault="driver_not_loaded")
-    assert update(resolution, [], [DOWN], silent, 1) == ({DOWN.key}, [])
-    assert update(resolution, [DOWN], [], poll(LOST), 2) == (set(), [])
-    assert update(resolution, [], [], HEALTHY, 3) == (set(), [])
+    assert evaluate(resolution, [], [DOWN], silent, 1) == ({DOWN.key}, [])
+    assert evaluate(resolution, [DOWN], [], poll(LOST), 2) == (set(), [])
+    assert evaluate(resolution, [], [], HEALTHY, 3) == (set(), [])
 
 
 def test_gpu_that_left_the_drivers_list() -> None:
     """An alert on a GPU that left the driver's list ends with that reason."""
     ended = replace(DOWN, ending="recovery not confirmed: the driver no longer lists the GPU")
-    assert update(Resolution(), [], [DOWN], poll(gpu(1)), 0) == (set(), [ended])
+    assert evaluate(Resolution(), [], [DOWN], poll(gpu(1)), 0) == (set(), [ended])
 
 
 def test_restored_alerts() -> None:
@@ -74,11 +74,11 @@ def test_restored_alerts() -> None:
     past = alert("RunDied", {"run_id": "8-1"}, "", NOW - 86400)
     resolution = Resolution()
     resolution.restore([DOWN, frequent, died, past], 0, NOW)
-    assert update(resolution, [], [], HEALTHY, 0) == ({DOWN.key, frequent.key, died.key}, [past])
-    assert update(resolution, [], [], HEALTHY, DIED_SECONDS - 290) == ({DOWN.key, frequent.key}, [died])
-    assert update(resolution, [], [], HEALTHY, RESTORED_SECONDS) == ({frequent.key}, [DOWN])
-    assert update(resolution, [], [], HEALTHY, XID_SECONDS - 601) == ({frequent.key}, [])
-    assert update(resolution, [], [], HEALTHY, XID_SECONDS - 600) == (set(), [frequent])
+    assert evaluate(resolution, [], [], HEALTHY, 0) == ({DOWN.key, frequent.key, died.key}, [past])
+    assert evaluate(resolution, [], [], HEALTHY, DIED_SECONDS - 290) == ({DOWN.key, frequent.key}, [died])
+    assert evaluate(resolution, [], [], HEALTHY, RESTORED_SECONDS) == ({frequent.key}, [DOWN])
+    assert evaluate(resolution, [], [], HEALTHY, XID_SECONDS - 601) == ({frequent.key}, [])
+    assert evaluate(resolution, [], [], HEALTHY, XID_SECONDS - 600) == (set(), [frequent])
 
 
 def test_clock_set_back_does_not_extend_an_event() -> None:
@@ -86,7 +86,7 @@ def test_clock_set_back_does_not_extend_an_event() -> None:
     died = alert("RunDied", {"run_id": "7-1"}, "", NOW + 86400)
     resolution = Resolution()
     resolution.restore([died], 0, NOW)
-    assert update(resolution, [], [], HEALTHY, DIED_SECONDS) == (set(), [died])
+    assert evaluate(resolution, [], [], HEALTHY, DIED_SECONDS) == (set(), [died])
 
 
 def test_restored_stall() -> None:
@@ -100,7 +100,7 @@ def test_restored_stall() -> None:
     resolution = Resolution()
     resolution.restore([stalled, gone, known], 0, NOW)
     state = poll(gpu(0), runs=(run(left=20),))
-    assert update(resolution, [], [], state, RESTORED_SECONDS) == ({stalled.key}, [gone, known])
+    assert evaluate(resolution, [], [], state, RESTORED_SECONDS) == ({stalled.key}, [gone, known])
 
 
 @pytest.mark.parametrize("labels", [{}, {"run_id": "train.py", "uuid": ""}, {"run_id": "9" * 30 + "-1"}])
@@ -109,5 +109,5 @@ def test_restored_alert_with_invalid_labels(name: str, labels: dict[str, str]) -
     """A restored alert with invalid labels is resolved and fails no poll."""
     resolution = Resolution()
     resolution.restore([alert(name, labels, "", NOW)], 0, NOW)
-    unconfirmed, resolved = update(resolution, [], [], HEALTHY, RESTORED_SECONDS)
+    unconfirmed, resolved = evaluate(resolution, [], [], HEALTHY, RESTORED_SECONDS)
     assert (unconfirmed, [each.labels for each in resolved]) == (set(), [labels])

@@ -35,9 +35,9 @@ def holding(name: str, **labels: str) -> Condition:
 
 def shown_and_sent(*conditions: Condition) -> tuple[set[str | None], set[str]]:
     """Return the names on the status page and those in the notification of one poll."""
-    detection = Detector(conditions).update(STATE, 0.0)
+    detection = Detector(conditions).evaluate(STATE, 0.0)
     queue = Queue(Policy.from_notify(NotifyConfig(), "warning"))
-    queue.update(detection, 0.0)
+    queue.add_detection(detection, 0.0)
     shown = {trouble.alert for trouble in box_status(replace(STATE, detection=detection)).troubles}
     return shown, {each.alert.name for each in queue.next_notifications(0.0, 0.0)}
 

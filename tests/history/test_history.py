@@ -73,7 +73,7 @@ def test_points_cover_an_hour() -> None:
     """Polls every second give a point every 5 s of the last ten minutes, and every 30 s of the hour before."""
     series = HistorySeries()
     for second in range(4000):
-        series.update(poll(gpu_using(0, float(second)), at=1000.0 + second), float(second))
+        series.add_poll(poll(gpu_using(0, float(second)), at=1000.0 + second), float(second))
     assert series.points == 800
     times = times_of(series, 4999.0)
     steps = [later - before for before, later in pairwise(times)]
@@ -92,10 +92,10 @@ def test_clock_set_back_keeps_times_in_order() -> None:
     """Points with a repeated time are left out, so that no chart runs backwards."""
     series = HistorySeries()
     for second in range(300):
-        series.update(poll(gpu_using(0, 1.0), at=1000.0 + second), float(second))
+        series.add_poll(poll(gpu_using(0, 1.0), at=1000.0 + second), float(second))
     for second in range(300, 500):
         at = 800.0 + second  # 200 s occur twice
-        series.update(poll(gpu_using(0, 2.0), at=at), float(second))
+        series.add_poll(poll(gpu_using(0, 2.0), at=at), float(second))
         times = times_of(series, at)
         assert times == sorted(times)
         assert times[0] == 1000.0
@@ -106,8 +106,8 @@ def test_unknown_values_are_gaps() -> None:
     """A GPU that did not respond, and a run before its start, have gaps."""
     series = HistorySeries()
     lost = replace(gpu(0), readings={}, fault="gpu_is_lost")
-    series.update(poll(lost, at=1.0), 1.0)
-    series.update(poll(gpu_using(0, 5.0), divided(1, free=[GIB]), at=11.0, runs=(a_run(steps=9),)), 11.0)
+    series.add_poll(poll(lost, at=1.0), 1.0)
+    series.add_poll(poll(gpu_using(0, 5.0), divided(1, free=[GIB]), at=11.0, runs=(a_run(steps=9),)), 11.0)
     gpus = read(series, "gpus", 11.0)
     assert gpus["GPU-0",] == {"memory_used_bytes": [None, 5.0], "memory_in_use_bytes": [None, GIB]}
     assert gpus["MIG-1-0",] == {}
@@ -119,11 +119,11 @@ def test_unknown_values_are_gaps() -> None:
 def test_step_rate_covers_the_last_minute() -> None:
     """The rate covers the last minute; a run polled once has none."""
     series = HistorySeries()
-    series.update(poll(at=0.0, runs=(a_run(steps=0),)), 0.0)
+    series.add_poll(poll(at=0.0, runs=(a_run(steps=0),)), 0.0)
     assert series.pace("7-1") is None
     assert series.pace("8-1") is None
     for point in range(1, 40):
-        series.update(poll(at=5.0 * point, runs=(a_run(steps=min(point, 20) * 10),)), 5.0 * point)
+        series.add_poll(poll(at=5.0 * point, runs=(a_run(steps=min(point, 20) * 10),)), 5.0 * point)
         if point == 10:
             assert series.pace("7-1") == 2.0
     assert series.pace("7-1") == 0.0
@@ -132,11 +132,11 @@ def test_step_rate_covers_the_last_minute() -> None:
 def test_ended_runs_are_dropped_with_their_points() -> None:
     """The series of an ended run stop, and are dropped an hour later."""
     series = HistorySeries()
-    series.update(poll(at=0.0, runs=(a_run(),)), 0.0)
+    series.add_poll(poll(at=0.0, runs=(a_run(),)), 0.0)
     for at in range(5, int(HOUR_SECONDS) + 1, 5):
-        series.update(poll(at=at, runs=(a_run(up=False),)), at)
+        series.add_poll(poll(at=at, runs=(a_run(up=False),)), at)
     assert read(series, "runs", HOUR_SECONDS)
-    series.update(poll(at=HOUR_SECONDS + 5), HOUR_SECONDS + 5)
+    series.add_poll(poll(at=HOUR_SECONDS + 5), HOUR_SECONDS + 5)
     assert not read(series, "runs", HOUR_SECONDS + 5)
 
 
@@ -154,10 +154,12 @@ def test_hour_takes_8_mib() -> None:
     tracemalloc.start()
     series = HistorySeries()
     for at in range(-3000, 0, 5):
-        series.update(poll(*(gpu_using(index, 0.0) for index in range(8)), at=at, runs=runs), at)
+        series.add_poll(poll(*(gpu_using(index, 0.0) for index in range(8)), at=at, runs=runs), at)
     for second in range(700):
-        series.update(poll(*(sampled(index, float(second)) for index in range(8)), at=float(second), runs=runs), second)
-        series.update(poll(*(gpu_using(index, 0.0) for index in range(8)), at=second + 0.3, runs=runs), second + 0.3)
+        series.add_poll(
+            poll(*(sampled(index, float(second)) for index in range(8)), at=float(second), runs=runs), second
+        )
+        series.add_poll(poll(*(gpu_using(index, 0.0) for index in range(8)), at=second + 0.3, runs=runs), second + 0.3)
     taken, _peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken < 8 << 20
@@ -168,7 +170,7 @@ def test_hour_takes_8_mib() -> None:
     assert not frames[0].samples
     assert len(frames[-2].samples["GPU-0"]) == 10
     crowd = tuple(a_run(pid) for pid in range(1, 300))
-    series.update(poll(*(gpu_using(index, 0.0) for index in range(8)), at=1e4, runs=crowd), 1e4)
+    series.add_poll(poll(*(gpu_using(index, 0.0) for index in range(8)), at=1e4, runs=crowd), 1e4)
     assert len(series.frames()[-1].subjects) == MAX_SUBJECTS
     assert series.dropped == 1 + 8 + 2 * 299 - MAX_SUBJECTS
 
@@ -180,9 +182,9 @@ class DetectedEvents(EventLog):
         super().__init__()
         self._detector = Detector()
 
-    def update(self, state: State) -> Sequence[Event]:
+    def add_poll(self, state: State) -> Sequence[Event]:
         """Add the events of a poll that is not evaluated yet."""
-        return super().update(replace(state, detection=self._detector.update(state, state.snapshot.time)))
+        return super().add_poll(replace(state, detection=self._detector.evaluate(state, state.snapshot.time)))
 
 
 def texts(events: EventLog) -> list[str]:
@@ -194,15 +196,15 @@ def test_each_change_is_one_event() -> None:
     """Lost and recovered GPUs, pressure, runs, stalls and OOM errors are events; an unchanged poll is not."""
     events = DetectedEvents()
     quiet = poll(gpu(0), at=1.0)
-    events.update(quiet)
+    events.add_poll(quiet)
     assert texts(events) == []
     lost = poll(replace(gpu(0), fault="gpu_is_lost"), at=2.0)
     for state in (lost, lost, replace(quiet, snapshot=replace(quiet.snapshot, time=3.0))):
-        events.update(state)
+        events.add_poll(state)
     assert texts(events) == ["GPU 0 responding again", "GPU 0 not responding: GPU is lost"]
     levels: list[Any] = ["none", "warning", "warning", "critical", "none"]
     for at, level in enumerate(levels, 4):
-        events.update(poll(gpu(0), at=float(at), pressure=Pressure({("GPU-0", "memory"): level})))
+        events.add_poll(poll(gpu(0), at=float(at), pressure=Pressure({("GPU-0", "memory"): level})))
     assert texts(events)[:3] == [
         "GPU 0 no longer low on memory",
         "GPU 0 almost out of memory",
@@ -215,8 +217,8 @@ def test_driver_fault_is_an_event() -> None:
     """A driver fault is an event, and so is its end."""
     events = DetectedEvents()
     whole = poll(at=1.0)
-    events.update(replace(whole, snapshot=replace(whole.snapshot, fault="driver_not_loaded")))
-    events.update(poll(at=2.0))
+    events.add_poll(replace(whole, snapshot=replace(whole.snapshot, fault="driver_not_loaded")))
+    events.add_poll(poll(at=2.0))
     assert texts(events) == ["driver responding again", "driver not responding: driver not loaded"]
 
 
@@ -226,7 +228,7 @@ def test_pause_does_not_end_a_driver_fault() -> None:
     for at, asked in enumerate((True, False, True), 1):
         whole = poll(at=float(at))
         fault = "driver_not_loaded" if asked else None
-        events.update(replace(whole, snapshot=replace(whole.snapshot, fault=fault, asked=asked)))
+        events.add_poll(replace(whole, snapshot=replace(whole.snapshot, fault=fault, asked=asked)))
     assert texts(events) == ["driver not responding: driver not loaded"]
 
 
@@ -235,7 +237,7 @@ def test_throttling_that_comes_and_goes_is_one_event() -> None:
     events = DetectedEvents()
     hot = replace(gpu(0), readings={GpuReadings.clock_event_active: {("hw_thermal_slowdown",): 1.0}})
     for at in (0.0, 1.0, 2.0, 30.0, 31.0, 100.0, 101.0):
-        events.update(poll(hot if at in {0.0, 2.0, 30.0, 100.0} else gpu(0), at=at))
+        events.add_poll(poll(hot if at in {0.0, 2.0, 30.0, 100.0} else gpu(0), at=at))
     assert [event.timestamp_seconds for event in events.newest_first()] == [100.0, 0.0]
 
 
@@ -244,21 +246,21 @@ def test_unknown_pressure_does_not_end_it() -> None:
     events = DetectedEvents()
     levels: list[dict[Any, Any]] = [{("GPU-0", "thermal"): "critical"}, {}, {("GPU-0", "thermal"): "none"}]
     for at, known in enumerate(levels):
-        events.update(poll(gpu(0), at=float(at), pressure=Pressure(known)))
+        events.add_poll(poll(gpu(0), at=float(at), pressure=Pressure(known)))
         assert len(texts(events)) == (1 if at < 2 else 2)
     assert texts(events)[0] == "GPU 0 no longer hot"
     both = Pressure({("MIG-1-0", "memory"): "warning", ("MIG-1-1", "memory"): "warning"})
-    new = events.update(poll(divided(1, free=[GIB, GIB]), at=9.0, pressure=both))
+    new = events.add_poll(poll(divided(1, free=[GIB, GIB]), at=9.0, pressure=both))
     assert [event.uuid for event in new] == ["MIG-1-0", "MIG-1-1"]
 
 
 def test_xids_of_the_last_hour_are_events() -> None:
     """Each XID has its own time, again on repetition; older ones from the kernel log are left out."""
     events = DetectedEvents()
-    events.update(poll(replace(gpu(0), xids={79: EventCount(1, 100_000.0), 13: EventCount(5, 5.0)}), at=100_001.0))
+    events.add_poll(poll(replace(gpu(0), xids={79: EventCount(1, 100_000.0), 13: EventCount(5, 5.0)}), at=100_001.0))
     again = poll(replace(gpu(0), xids={79: EventCount(2, 100_005.0)}), at=100_006.0)
-    events.update(again)
-    events.update(again)
+    events.add_poll(again)
+    events.add_poll(again)
     assert [(event.timestamp_seconds, event.kind, event.level) for event in events.newest_first()] == [
         (100_005.0, "GpuXidCritical", "critical"),
         (100_000.0, "GpuXidCritical", "critical"),
@@ -281,8 +283,8 @@ def test_run_lifecycle_events() -> None:
         a_run(errors=(seen_error,), last_errors=last, up=False, ending=replace(ending, settled=True)),
     ]
     for run in life:
-        events.update(poll(gpu(0), at=2.0, runs=(run,)))
-        events.update(poll(gpu(0), at=2.0, runs=(run,)))
+        events.add_poll(poll(gpu(0), at=2.0, runs=(run,)))
+        events.add_poll(poll(gpu(0), at=2.0, runs=(run,)))
     assert texts(events) == [
         "run unet ended: out of memory (the kernel says so)",
         "run unet out of device memory: leak. It grew.",
@@ -297,7 +299,7 @@ def test_events_are_bounded() -> None:
     events = DetectedEvents()
     for pid in range(1, 2 * MAX_EVENTS):
         long = Ending("failed", "why " * 500, float(pid), settled=True)
-        events.update(poll(at=float(pid), runs=(a_run(pid, began=float(pid), ending=long, up=False),)))
+        events.add_poll(poll(at=float(pid), runs=(a_run(pid, began=float(pid), ending=long, up=False),)))
     assert len(events.newest_first()) == MAX_EVENTS
     assert max(len(text) for text in texts(events)) == MAX_TEXT
     assert events.newest_first()[0].timestamp_seconds == 2 * MAX_EVENTS - 1
@@ -307,10 +309,10 @@ def test_one_users_events_leave_those_of_others() -> None:
     """A user whose runs fail all the time displaces neither a lost GPU nor the end of another user's run."""
     events = DetectedEvents()
     other = a_run(7, ending=Ending("failed", "exit status 1", 1.0, settled=True), up=False)
-    events.update(poll(replace(gpu(0), fault="gpu_is_lost"), at=1.0, runs=(other,)))
+    events.add_poll(poll(replace(gpu(0), fault="gpu_is_lost"), at=1.0, runs=(other,)))
     kept = events.newest_first()
     for pid in range(100, 100 + 2 * MAX_EVENTS):
         run = replace(a_run(pid), peer=ProcessKey(pid, 1234, 1))
-        events.update(poll(replace(gpu(0), fault="gpu_is_lost"), at=float(pid), runs=(run,)))
+        events.add_poll(poll(replace(gpu(0), fault="gpu_is_lost"), at=float(pid), runs=(run,)))
     assert len(events.newest_first()) == MAX_EVENTS
     assert [each for each in events.newest_first() if each in kept] == kept

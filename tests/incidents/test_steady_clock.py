@@ -15,7 +15,7 @@ def clock_of(*steps: float) -> SteadyClock:
     for step in (0.0, *steps):
         at += step
         for _ in range(601):
-            clock.update(at, uptime)
+            clock.add_reading(at, uptime)
             at, uptime = at + 1.0, uptime + 1.0
     return clock
 

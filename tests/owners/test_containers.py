@@ -56,14 +56,14 @@ def test_docker_names_its_containers(tmp_path: Path, monkeypatch: pytest.MonkeyP
         async with Runtime(tmp_path / "docker.sock", {ID: "/train"}) as docker:
             names = ContainerNames(docker.socket, None, None)
             places = [CgroupOwner(DOCKER), CgroupOwner(DOCKER), CgroupOwner(Container(OTHER, "docker"))]
-            names.update(places)
+            names.refresh(places)
             assert names.container_name(DOCKER) == ID[:SHORT_ID]
             await wait_until(lambda: len(docker.asked) == 2)
             await wait_until(lambda: names.container_name(DOCKER) == "train")
             assert names.container_name(Container(OTHER, "docker")) == OTHER[:SHORT_ID]  # 404
-            names.update(places)
+            names.refresh(places)
             assert sorted(docker.asked) == [f"/containers/{ID}/json", f"/containers/{OTHER}/json"]
-            names.update([])
+            names.refresh([])
             assert names.container_name(DOCKER) == ID[:SHORT_ID]  # dropped with its container
 
     asyncio.run(scenario())
@@ -80,10 +80,10 @@ def test_each_runtime_is_queried_for_its_containers(tmp_path: Path) -> None:
         ):
             names = ContainerNames(docker.socket, podman.socket, None, tmp_path / "users")
             unsaid, own = Container(ID, ""), Container(ID, "podman", 1000)
-            names.update([CgroupOwner(PODMAN)])
+            names.refresh([CgroupOwner(PODMAN)])
             await wait_until(lambda: names.container_name(PODMAN) == "train")
             assert not docker.asked
-            names.update(
+            names.refresh(
                 [
                     CgroupOwner(unsaid),
                     CgroupOwner(own),
@@ -108,11 +108,11 @@ def test_a_runtime_that_hangs_is_queried_once(tmp_path: Path, monkeypatch: pytes
             docker.silent = True
             names = ContainerNames(docker.socket, None, None)
             many = [CgroupOwner(Container(f"{n:064x}", "docker")) for n in range(50)]
-            names.update(many)
+            names.refresh(many)
             await wait_until(lambda: names._asking and names._asking.done())
             assert len(docker.asked) == 1
             docker.silent = False
-            names.update([CgroupOwner(DOCKER)])
+            names.refresh([CgroupOwner(DOCKER)])
             await wait_until(lambda: names.container_name(DOCKER) == "train")
 
     asyncio.run(scenario())
@@ -133,7 +133,7 @@ def test_a_socket_without_accept_does_not_block(tmp_path: Path, monkeypatch: pyt
                     waiting.setblocking(False)
                     waiting.connect(str(tmp_path / "docker.sock"))
             names = ContainerNames(tmp_path / "docker.sock", None, None)
-            names.update([CgroupOwner(DOCKER)])
+            names.refresh([CgroupOwner(DOCKER)])
             await asyncio.wait_for(asyncio.shield(names._asking or asyncio.sleep(0)), 20)
             assert names.container_name(DOCKER) == ID[:SHORT_ID]
 
@@ -165,7 +165,7 @@ def test_invalid_responses(raw: bytes, tmp_path: Path, monkeypatch: pytest.Monke
     async def scenario() -> None:
         async with Runtime(tmp_path / "docker.sock", {}, raw) as docker:
             names = ContainerNames(docker.socket, None, None)
-            names.update([CgroupOwner(DOCKER)])
+            names.refresh([CgroupOwner(DOCKER)])
             assert names._asking
             await asyncio.wait_for(names._asking, 20)
             assert names.container_name(DOCKER) == ID[:SHORT_ID]
@@ -202,7 +202,7 @@ def test_names_are_bounded(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Runtime(tmp_path / "docker.sock", {ID: "/" + "x" * 100_000}) as docker:
             names = ContainerNames(docker.socket, None, None)
-            names.update([CgroupOwner(DOCKER)])
+            names.refresh([CgroupOwner(DOCKER)])
             await wait_until(lambda: len(names.container_name(DOCKER)) == MAX_CHARACTERS)
 
     asyncio.run(scenario())
@@ -215,7 +215,7 @@ def test_stop_cancels_a_query(tmp_path: Path) -> None:
         async with Runtime(tmp_path / "docker.sock", {}) as docker:
             docker.silent = True
             names = ContainerNames(docker.socket, None, None)
-            names.update([CgroupOwner(DOCKER)])
+            names.refresh([CgroupOwner(DOCKER)])
             await wait_until(lambda: docker.asked)
             names.stop()
             assert names._asking
@@ -234,16 +234,16 @@ def test_kubernetes_names_by_file_names(tmp_path: Path, monkeypatch: pytest.Monk
 
     async def scenario() -> None:
         names = ContainerNames(None, None, tmp_path)
-        names.update([place])
+        names.refresh([place])
         assert (names.container_name(Container(ID, "containerd")), names.pod_name(POD)) == (ID[:SHORT_ID], POD)
         (tmp_path / f"pods/ml_train-0_{POD}").mkdir()
         (tmp_path / f"containers/train-0_ml_trainer-gpu-{ID}.log").touch()
-        names.update([place])
+        names.refresh([place])
         assert (names.container_name(Container(ID, "containerd")), names.pod_name(POD)) == (
             "ml/train-0/trainer-gpu",
             "ml/train-0",
         )
-        names.update([])
+        names.refresh([])
         assert names.pod_name(POD) == POD
 
     asyncio.run(scenario())
@@ -266,21 +266,21 @@ def test_a_named_pod_gets_another_container(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "containers").mkdir()
     (tmp_path / f"containers/train-0_ml_trainer-{ID}.log").touch()
     names = ContainerNames(None, None, tmp_path)
-    names.update([CgroupOwner(first, POD)])
+    names.refresh([CgroupOwner(first, POD)])
     assert (names.pod_name(POD), names.container_name(first), len(looks)) == ("ml/train-0", "ml/train-0/trainer", 2)
     both = [CgroupOwner(first, POD), CgroupOwner(second, POD)]
-    names.update(both)
+    names.refresh(both)
     assert len(looks) == 2
     now += RETRY_SECONDS
     for _ in range(3):
-        names.update(both)
+        names.refresh(both)
     assert (names.container_name(second), len(looks)) == (OTHER[:SHORT_ID], 4)
     (tmp_path / f"containers/train-0_ml_eval-{OTHER}.log").touch()
     now += RETRY_SECONDS
-    names.update(both)
+    names.refresh(both)
     assert (names.container_name(second), len(looks)) == ("ml/train-0/eval", 6)
     now += RETRY_SECONDS
-    names.update([*both, CgroupOwner(Container("101", "lxc"))])  # no log names it
+    names.refresh([*both, CgroupOwner(Container("101", "lxc"))])  # no log names it
     assert len(looks) == 6
 
 

@@ -62,9 +62,9 @@ def test_headroom_within_steps() -> None:
     between = run(1, "GPU-0", in_use=40.0, left=8.0)
     watch = PressureWatch(LIMITS)
     poll = JoinedPoll(snapshot(listed(gpu(0), 1)), [between], 0.0)
-    assert watch.update(poll).of_runs[between.peer.run_id, "GPU-0"].level == "none"
+    assert watch.evaluate(poll).of_runs[between.peer.run_id, "GPU-0"].level == "none"
     within = replace(between, headroom_in_step={"GPU-0": GIB})
-    pressure = watch.update(replace(poll, runs=[within])).of_runs[between.peer.run_id, "GPU-0"]
+    pressure = watch.evaluate(replace(poll, runs=[within])).of_runs[between.peer.run_id, "GPU-0"]
     assert (pressure.level, pressure.headroom, pressure.left_text) == ("critical", GIB, "left within a step (2.4 %)")
 
 
@@ -124,7 +124,7 @@ class RunOnGpu:
     def level(self, percent: float, now: float) -> Level:
         """Poll with this headroom in percent; return the level."""
         there = run(7, "GPU-0", in_use=100 - percent, left=percent)
-        return self.watch.update(JoinedPoll(snapshot(listed(gpu(0), 7)), [there], now)).levels["GPU-0", "memory"]
+        return self.watch.evaluate(JoinedPoll(snapshot(listed(gpu(0), 7)), [there], now)).levels["GPU-0", "memory"]
 
 
 def test_level_rises_at_once() -> None:
@@ -137,7 +137,7 @@ def test_level_rises_at_once() -> None:
 def test_unverified_run_is_a_warning_at_most() -> None:
     """A run that the driver's list cannot confirm is a warning, for itself and for its GPU."""
     there = replace(run(7, "GPU-0", in_use=99, left=0), devices={"GPU-0": False})
-    pressure = PressureWatch(LIMITS).update(JoinedPoll(snapshot(listed(gpu(0), 8)), [there], 0.0))
+    pressure = PressureWatch(LIMITS).evaluate(JoinedPoll(snapshot(listed(gpu(0), 8)), [there], 0.0))
     assert pressure.levels["GPU-0", "memory"] == pressure.of_runs["7-1", "GPU-0"].level == "warning"
 
 
@@ -178,15 +178,15 @@ def test_unknown_values_do_not_end_an_episode() -> None:
     near = run(7, "GPU-0", in_use=96, left=4)
     better = run(7, "GPU-0", in_use=50, left=50)
     critical = {("GPU-0", "memory"): "critical", ("GPU-0", "thermal"): "warning"}
-    assert watch.update(JoinedPoll(snapshot(heated(gpu(0), 3.0)), [near], 0.0)).levels == critical
+    assert watch.evaluate(JoinedPoll(snapshot(heated(gpu(0), 3.0)), [near], 0.0)).levels == critical
     down = Gpu(gpu(0).identity, fault="timeout")
-    assert watch.update(JoinedPoll(snapshot(down), [replace(near, headroom={})], 1.0)).levels == {}
-    assert watch.update(JoinedPoll(snapshot(heated(gpu(0), 50.0)), [better], 2.0)).levels == critical
-    watch.update(JoinedPoll(snapshot(heated(gpu(0), 50.0)), [replace(better, up=False, headroom={})], 3.0))
-    assert watch.update(JoinedPoll(snapshot(), [better], 4.0)).levels == {
+    assert watch.evaluate(JoinedPoll(snapshot(down), [replace(near, headroom={})], 1.0)).levels == {}
+    assert watch.evaluate(JoinedPoll(snapshot(heated(gpu(0), 50.0)), [better], 2.0)).levels == critical
+    watch.evaluate(JoinedPoll(snapshot(heated(gpu(0), 50.0)), [replace(better, up=False, headroom={})], 3.0))
+    assert watch.evaluate(JoinedPoll(snapshot(), [better], 4.0)).levels == {
         ("GPU-0", "memory"): "none"
     }  # the run has ended in between
-    assert watch.update(JoinedPoll(snapshot(heated(gpu(0), 7.0)), [], 5.0)).levels == {("GPU-0", "thermal"): "none"}
+    assert watch.evaluate(JoinedPoll(snapshot(heated(gpu(0), 7.0)), [], 5.0)).levels == {("GPU-0", "thermal"): "none"}
 
 
 def test_level_of_a_gpu_is_that_of_its_worst_run() -> None:
@@ -194,14 +194,14 @@ def test_level_of_a_gpu_is_that_of_its_worst_run() -> None:
     watch = PressureWatch(LIMITS)
     near, far = run(7, "GPU-0", in_use=96, left=4), run(8, "GPU-0", in_use=50, left=50)
     host = snapshot(listed(gpu(0), 7, 8))
-    pressure = watch.update(JoinedPoll(host, [near, far], 0.0))
+    pressure = watch.evaluate(JoinedPoll(host, [near, far], 0.0))
     assert pressure.levels == {("GPU-0", "memory"): "critical"}
     assert {key: each.level for key, each in pressure.of_runs.items()} == {
         ("7-1", "GPU-0"): "critical",
         ("8-1", "GPU-0"): "none",
     }
-    assert watch.update(JoinedPoll(host, [far], 1.0)).levels == {("GPU-0", "memory"): "none"}
-    assert watch.update(JoinedPoll(host, [far, replace(near, headroom={"GPU-0": 50 * GIB})], 2.0)).levels == {
+    assert watch.evaluate(JoinedPoll(host, [far], 1.0)).levels == {("GPU-0", "memory"): "none"}
+    assert watch.evaluate(JoinedPoll(host, [far, replace(near, headroom={"GPU-0": 50 * GIB})], 2.0)).levels == {
         ("GPU-0", "memory"): "none"
     }  # a run that is gone leaves no state
 
@@ -210,7 +210,7 @@ def test_memory_without_a_report_has_no_level() -> None:
     """Memory of processes that do not report gives no level; an unused GPU has level none."""
     free, taken, silent = listed(gpu(0)), listed(gpu(1), 9), replace(gpu(2), processes=())
     down = Gpu(gpu(3).identity, fault="gpu_is_lost", process_lists=("compute",))
-    assert PressureWatch(LIMITS).update(JoinedPoll(snapshot(free, taken, silent, down), [], 0.0)).levels == {
+    assert PressureWatch(LIMITS).evaluate(JoinedPoll(snapshot(free, taken, silent, down), [], 0.0)).levels == {
         ("GPU-0", "memory"): "none"
     }
 
@@ -223,7 +223,8 @@ def test_oom_forecast_raises_the_level() -> None:
     leaking = replace(steady, leaks={"GPU-0": leak})
     unbounded = replace(steady, leaks={"GPU-0": replace(leak, left=None)})
     results = [
-        watch.update(JoinedPoll(host, [each], now)) for each, now in ((leaking, 0.0), (unbounded, 1.0), (steady, 31.0))
+        watch.evaluate(JoinedPoll(host, [each], now))
+        for each, now in ((leaking, 0.0), (unbounded, 1.0), (steady, 31.0))
     ]
     assert [each.levels["GPU-0", "memory"] for each in results] == ["warning", "warning", "none"]
     assert [each.of_runs["7-1", "GPU-0"].seconds_to_oom for each in results] == [300.0, None, None]
@@ -237,7 +238,7 @@ def test_level_by_forecast_ends_with_the_leak() -> None:
         there = run(7, "GPU-0", in_use=100 - percent, left=percent)
         leak = Leak(1.0, GIB, TimeLeft(seconds, 0.0, None)) if seconds is not None else None
         there = replace(there, leaks={"GPU-0": leak} if leak else {})
-        return watch.update(JoinedPoll(host, [there], now)).levels["GPU-0", "memory"]
+        return watch.evaluate(JoinedPoll(host, [there], now)).levels["GPU-0", "memory"]
 
     assert [level(50, 50.0, 0.0), level(50, 70.0, 1.0), level(50, 200.0, 2.0)] == ["critical"] * 3
     assert level(50, None, 3.0) == "none"
@@ -250,7 +251,7 @@ def test_mig_instances_have_levels_of_their_own() -> None:
     """Each instance has a level from its own runs and processes; the GPU as a whole has none."""
     host = replace(divided(0, free=(1, 2, 3), held={7: 0, 9: 1}), process_lists=("compute",))
     there = run(7, "MIG-0-0", in_use=9.7, left=0.3)
-    assert PressureWatch(LIMITS).update(JoinedPoll(snapshot(host), [there], 0.0)).levels == {
+    assert PressureWatch(LIMITS).evaluate(JoinedPoll(snapshot(host), [there], 0.0)).levels == {
         ("MIG-0-0", "memory"): "critical",
         ("MIG-0-2", "memory"): "none",
     }
@@ -261,7 +262,7 @@ def test_thermal_level_needs_a_reading() -> None:
     watch = PressureWatch(LIMITS)
 
     def levels(*gpus: Gpu, now: float) -> Pressure:
-        return watch.update(JoinedPoll(snapshot(*gpus), [], now))
+        return watch.evaluate(JoinedPoll(snapshot(*gpus), [], now))
 
     first = levels(
         heated(gpu(0), 40.0),

@@ -263,12 +263,12 @@ def test_repeated_end_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert ending is not None
     with caplog.at_level("INFO"):
         for number in range(5):
-            recorder.update(JoinedPoll(snapshot(), [run(ended=False)], number), {})
-            recorder.update(JoinedPoll(snapshot(), [run()], number), {})
-        recorder.update(JoinedPoll(snapshot(), [run(ended=False)], 6), {})
+            recorder.add_poll(JoinedPoll(snapshot(), [run(ended=False)], number), {})
+            recorder.add_poll(JoinedPoll(snapshot(), [run()], number), {})
+        recorder.add_poll(JoinedPoll(snapshot(), [run(ended=False)], 6), {})
         killed = replace(ending, outcome="killed", evidence="ended by SIGKILL")
-        recorder.update(JoinedPoll(snapshot(), [replace(run(), ending=killed)], 7), {})
-        recorder.update(JoinedPoll(snapshot(), [], 8), {})
+        recorder.add_poll(JoinedPoll(snapshot(), [replace(run(), ending=killed)], 7), {})
+        recorder.add_poll(JoinedPoll(snapshot(), [], 8), {})
     assert [re.findall(r"outcome=(\w+) after=\S+ evidence=\"([^\"]*)\"", line) for line in caplog.messages] == [
         [("failed", ending.evidence)],
         [("killed", "ended by SIGKILL")],
@@ -284,7 +284,7 @@ def test_run_that_makes_room_has_its_record() -> None:
     registry.receive(other, Hello("other", "none", {}), 0.6)
     recorder = Recorder(None, 10, max_runs=1)
     for now in (1.0, 2.0):
-        recorder.update(JoinedPoll(snapshot(), registry.update(snapshot(), now), now), {})
+        recorder.add_poll(JoinedPoll(snapshot(), registry.add_poll(snapshot(), now), now), {})
     record = asyncio.run(recorder.one(short.run_id))
     assert record is not None
     assert (json.loads(record)["outcome"], json.loads(record)["evidence"]) == ("failed", "exit status 1")
@@ -425,7 +425,7 @@ def test_list_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> list[dict[str, Any]]:
         recorder = Recorder(None, 10, max_runs=9)
         runs = [run(pid, ended=pid > 3, name=name) for pid, name in enumerate(["a", "b", "a", "a", "b", "a"], 1)]
-        recorder.update(JoinedPoll(snapshot(), runs, 0.0), {})
+        recorder.add_poll(JoinedPoll(snapshot(), runs, 0.0), {})
         return [json.loads(await recorder.listing(name=name)) for name in ("a", "b", "c")]
 
     found = asyncio.run(main())
@@ -447,7 +447,7 @@ def test_run_hidden_in_proc_is_continued(tmp_path: Path, monkeypatch: pytest.Mon
         recorder = Recorder(tmp_path, 10, max_runs=9)
         await recorder.open()
         found = json.loads(await recorder.listing())
-        recorder.update(JoinedPoll(snapshot(), [there], 0.0), {})
+        recorder.add_poll(JoinedPoll(snapshot(), [there], 0.0), {})
         return found, json.loads(await recorder.listing())
 
     found, again = asyncio.run(restart())

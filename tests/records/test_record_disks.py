@@ -40,7 +40,7 @@ async def write_forever(folder: Path, first: int, pipe: int) -> None:
     ended, going_on = run(), [run(pid, ended=False) for pid in range(900_001, 900_009)]
     for pid in range(first, 900_000, 5):
         runs = [replace(ended, peer=ProcessKey(each, 1000, 99)) for each in range(pid, pid + 5)]
-        recorder.update(JoinedPoll(snapshot(), [*runs, *going_on], time.monotonic()), {})
+        recorder.add_poll(JoinedPoll(snapshot(), [*runs, *going_on], time.monotonic()), {})
         await recorder._writer.wait(60.0)
         if not recorder._writer.pending:
             os.write(pipe, b"%d\n" % (pid + 4))

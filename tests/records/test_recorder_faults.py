@@ -58,8 +58,8 @@ class PolledRecorder:
         """Make a poll with these runs, `later` seconds ahead."""
         now = time.monotonic() + later
         poll = JoinedPoll(snapshot(), runs, now)
-        usage = self.accounts.update(poll)
-        self.recorder.update(poll, dict.fromkeys(usage, self.usage))
+        usage = self.accounts.add_poll(poll)
+        self.recorder.add_poll(poll, dict.fromkeys(usage, self.usage))
 
     async def until(self, what: Callable[[], bool], *runs: RunSnapshot, later: float = 0.0) -> None:
         """Poll at least once, until the condition holds."""
@@ -156,13 +156,13 @@ def test_runs_are_written_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         began = polled.recorder._updated_at
         for second in range(int(seconds)):
             before = written.total()
-            polled.recorder.update(JoinedPoll(snapshot(), runs, began + second), {})
+            polled.recorder.add_poll(JoinedPoll(snapshot(), runs, began + second), {})
             assert written.total() - before <= 4
         assert set(written) == set(range(1, number + 1))
         assert set(written.values()) <= {1, 2}
         before = written.total()
         for second in range(int(seconds)):  # the first one is late
-            polled.recorder.update(JoinedPoll(snapshot(), runs, began + 3 * seconds + second), {})
+            polled.recorder.add_poll(JoinedPoll(snapshot(), runs, began + 3 * seconds + second), {})
             assert written.total() - before <= 40 + 4 * second
         assert set(written.values()) <= {2, 3, 4}
 

@@ -182,7 +182,7 @@ def test_reports_add_marks_of_changes() -> None:
         replace(REPORT, largest_batch_size=128, batch_size=32, oom_retries=1, actions={"stop": 1}),
     ]
     for at, report in enumerate(steps):
-        found.update(before, report, float(at))
+        found.add_report(before, report, float(at))
         before = report
     assert [(event.at_seconds, event.text) for event in found.events] == [
         (0.0, "training starts"),
@@ -208,7 +208,7 @@ def test_marks_have_the_severity_of_their_alerts() -> None:
     assert levels["out_of_memory"] == severity_of("RunOutOfMemory")
     found = ReportEvents()
     loss = NonFiniteLoss(steps=1, first=7, seconds_ago=0.0, validations=1)
-    found.update(None, replace(REPORT, nonfinite_loss=loss, largest_batch_size=64), 1.0)
+    found.add_report(None, replace(REPORT, nonfinite_loss=loss, largest_batch_size=64), 1.0)
     assert {event.kind: event.level for event in found.events} == {
         "event": severity_of("RunLossNotFinite"),
         "phase": None,

@@ -45,7 +45,7 @@ class Host:
     def poll(self, *holders: int) -> list[int]:
         """Poll the GPU, on which these pids hold memory; return the pids of the runs."""
         self.now += 1.0
-        return [run.peer.pid for run in self.runs.update(snapshot(held_by(*holders)), self.now)]
+        return [run.peer.pid for run in self.runs.add_poll(snapshot(held_by(*holders)), self.now)]
 
 
 def held_by(*pids: int) -> Gpu:

@@ -44,7 +44,7 @@ def runs() -> RunRegistry:
     registry = RunRegistry(limit=10, expiry=60.0, overhead=GIB, wall=lambda: Clock.time)
     registry.receive(ALICE, HELLO, 0.0)
     registry.receive(ALICE, REPORT, 1.0)
-    (run,) = registry.update(BOX, 2.0)
+    (run,) = registry.add_poll(BOX, 2.0)
     assert run.headroom == {"GPU-0": 18 * GIB}  # up to the allocator's limit
     return registry
 
@@ -54,7 +54,7 @@ def test_headroom_before_the_error(runs: RunRegistry) -> None:
     runs.receive(ALICE, OOM, 2.5)
     runs.receive(ALICE, replace(REPORT, memory={"GPU:0": DeviceMemory(0, 28 * GIB)}, errors={"device_oom": 1}), 2.6)
     for _ in range(2):
-        (run,) = runs.update(BOX, 3.0)
+        (run,) = runs.add_poll(BOX, 3.0)
         assert run.ooms == {"GPU-0": Oom(20 * GIB, 17 * GIB, 10 * GIB)}
         assert run.errors[0].headroom == {"GPU-0": 17 * GIB}
 
@@ -64,7 +64,7 @@ def test_before_the_first_poll() -> None:
     runs = RunRegistry(limit=10, expiry=60.0, overhead=GIB)
     runs.receive(ALICE, HELLO, 0.0)
     runs.receive(ALICE, OOM, 0.1)
-    (run,) = runs.update(BOX, 1.0)
+    (run,) = runs.add_poll(BOX, 1.0)
     assert run.ooms == {"GPU-0": Oom(20 * GIB, None)}
 
 
@@ -72,7 +72,7 @@ def test_process_is_gone(runs: RunRegistry) -> None:
     """The last out-of-memory error stays while the run is listed, even when its device cannot be resolved."""
     runs.receive(ALICE, OOM, 2.5)
     runs.exited(ALICE, 2.6)
-    (run,) = runs.update(snapshot(), 3.0)
+    (run,) = runs.add_poll(snapshot(), 3.0)
     assert (run.up, run.ooms) == (False, {"GPU-0": Oom(20 * GIB, 17 * GIB, 10 * GIB)})
 
 
@@ -86,7 +86,7 @@ def test_last_errors(runs: RunRegistry) -> None:
     runs.receive(ALICE, replace(REPORT, errors={"other": 30}), 4.0)
     Clock.time = 1040.0
     runs.receive(ALICE, replace(REPORT, errors={"other": 30}), 5.0)
-    (run,) = runs.update(BOX, 6.0)
+    (run,) = runs.add_poll(BOX, 6.0)
     assert run.last_errors == {"other": 1030.0, "device_oom": 1020.0}
 
 
@@ -95,18 +95,18 @@ def test_errors_of_unknown_age() -> None:
     runs = RunRegistry(limit=10, expiry=60.0, overhead=GIB)
     runs.receive(ALICE, HELLO, 0.0)
     runs.receive(ALICE, replace(REPORT, errors={"other": 3}), 1.0)
-    (run,) = runs.update(BOX, 2.0)
+    (run,) = runs.add_poll(BOX, 2.0)
     assert run.last_errors == {}
 
 
 def test_others_are_no_oom(runs: RunRegistry) -> None:
     """Host memory errors are not the GPU's; later errors do not hide an out-of-memory error."""
     runs.receive(ALICE, replace(OOM, kind="host_oom"), 2.5)
-    assert runs.update(BOX, 3.0)[0].ooms == {}
+    assert runs.add_poll(BOX, 3.0)[0].ooms == {}
     runs.receive(ALICE, OOM, 3.5)
     for _ in range(2 * KEPT_ERRORS):
         runs.receive(ALICE, OTHER, 4.0)
-    (run,) = runs.update(BOX, 5.0)
+    (run,) = runs.add_poll(BOX, 5.0)
     assert run.ooms == {"GPU-0": Oom(20 * GIB, 17 * GIB, 10 * GIB)}
     assert len(run.errors) == KEPT_ERRORS
 
@@ -115,10 +115,10 @@ def test_several_devices() -> None:
     """Each GPU has its own figures; of two failures on one GPU the larger counts."""
     runs = RunRegistry(limit=10, expiry=60.0, overhead=GIB)
     runs.receive(ALICE, replace(HELLO, devices={"GPU:0": "GPU-0", "GPU:1": "GPU-1"}), 0.0)
-    runs.update(BOX, 1.0)
+    runs.add_poll(BOX, 1.0)
     asked = [Allocation(1, device="GPU:0"), Allocation(3, device="GPU:1"), Allocation(2, device="GPU:1"), Allocation(9)]
     runs.receive(ALICE, replace(OOM, allocations=tuple(asked)), 2.0)
-    assert runs.update(BOX, 3.0)[0].ooms == {"GPU-0": Oom(1, None), "GPU-1": Oom(3, None)}
+    assert runs.add_poll(BOX, 3.0)[0].ooms == {"GPU-0": Oom(1, None), "GPU-1": Oom(3, None)}
 
 
 def test_device() -> None:
@@ -215,12 +215,12 @@ def test_batch_advice_after_another_cause(runs: RunRegistry) -> None:
     trained = replace(REPORT, batch_size=64, largest_batch_size=64)
     runs.receive(ALICE, replace(trained, steps=4), 2.1)
     runs.receive(ALICE, replace(trained, memory={"GPU:0": DeviceMemory(20 * GIB, 30 * GIB, 38 * GIB)}), 2.2)
-    (run,) = runs.update(BOX, 20.0)
+    (run,) = runs.add_poll(BOX, 20.0)
     assert run.batch_size_advice is not None
     runs.receive(ALICE, replace(OOM, stage="weights", batch_size=64), 20.5)
-    (run,) = runs.update(BOX, 21.0)
+    (run,) = runs.add_poll(BOX, 21.0)
     assert run.diagnosis is not None
     assert (run.diagnosis.cause, run.batch_size_advice) == ("too_big", None)
     runs.receive(ALICE, replace(trained, steps=6, errors={"device_oom": 1}), 22.0)
-    (run,) = runs.update(BOX, 40.0)
+    (run,) = runs.add_poll(BOX, 40.0)
     assert run.batch_size_advice is not None

@@ -44,7 +44,7 @@ def test_run_is_joined_with_its_gpu() -> None:
     """Headroom is computed from the run's report and its process's memory on the GPU."""
     runs = registry(ALICE)
     runs.receive(ALICE, report(), 1.0)
-    (run,) = runs.update(BOX, 2.0)
+    (run,) = runs.add_poll(BOX, 2.0)
     assert run.memory == {"GPU-0": DeviceMemory(20 * GIB, 28 * GIB)}
     assert run.headroom == {"GPU-0": 19 * GIB}  # 10 free + (30 held - 20 in use - 1 overhead)
     assert run.headroom_at_peak == {"GPU-0": 11 * GIB}
@@ -56,9 +56,9 @@ def test_run_duration() -> None:
     runs = registry()
     peer = ProcessKey(100, 1000, 1)
     runs.receive(peer, Hello("r", "f", {}), 10.0)
-    assert [run.lasted for run in runs.update(snapshot(), 15.0)] == [5.0]
+    assert [run.lasted for run in runs.add_poll(snapshot(), 15.0)] == [5.0]
     runs.receive(peer, End("exit"), 17.0)
-    assert [run.lasted for run in runs.update(snapshot(), 30.0)] == [7.0]
+    assert [run.lasted for run in runs.add_poll(snapshot(), 30.0)] == [7.0]
 
 
 def test_run_on_a_mig_instance() -> None:
@@ -67,8 +67,8 @@ def test_run_on_a_mig_instance() -> None:
     runs.receive(ALICE, replace(HELLO, devices={"GPU:0": None}, visible_devices="MIG-0-1"), 0.0)
     runs.receive(ALICE, replace(report(), memory={"GPU:0": DeviceMemory(GIB // 4, GIB // 2)}), 1.0)
     box = snapshot(divided(0, free=(9 * GIB, 3 * GIB), held={ALICE.pid: 1}))
-    assert runs.update(box, 2.0)[0].headroom == {"MIG-0-1": 3 * GIB}
-    (gone,) = runs.update(snapshot(gpu(0)), 2.0)
+    assert runs.add_poll(box, 2.0)[0].headroom == {"MIG-0-1": 3 * GIB}
+    (gone,) = runs.add_poll(snapshot(gpu(0)), 2.0)
     assert (gone.memory, gone.headroom, gone.unresolved) == ({}, {}, 1)
 
 
@@ -76,7 +76,7 @@ def test_gpu_that_is_down_has_no_headroom() -> None:
     """A GPU that does not answer has no headroom, even with an allocator limit."""
     runs = registry(ALICE)
     runs.receive(ALICE, replace(report(), memory={"GPU:0": DeviceMemory(1, 2, 10)}), 1.0)
-    (run,) = runs.update(snapshot(Gpu(gpu(0).identity, fault="gpu_is_lost")), 2.0)
+    (run,) = runs.add_poll(snapshot(Gpu(gpu(0).identity, fault="gpu_is_lost")), 2.0)
     assert run.memory == {"GPU-0": DeviceMemory(1, 2, 10)}
     assert run.headroom == {}
 
@@ -86,14 +86,14 @@ def test_later_hello_counts() -> None:
     runs = registry(ALICE)
     for second, name in enumerate(("vit", "bert", "unet"), start=1):
         runs.receive(ALICE, replace(HELLO, name=name, visible_devices=str(second)), float(second))
-    (run,) = runs.update(BOX, 3.0)
+    (run,) = runs.add_poll(BOX, 3.0)
     assert (run.hello.name, run.hello.visible_devices) == ("vit", "3")
     for now, name in ((62.0, "unet"), (63.0, "bert")):
         runs.receive(ALICE, replace(HELLO, name=name), now)
-    (run,) = runs.update(BOX, 63.0)
+    (run,) = runs.add_poll(BOX, 63.0)
     assert run.hello.name == "unet"
     runs.receive(ALICE, report(), 123.0)
-    (run,) = runs.update(BOX, 123.0)
+    (run,) = runs.add_poll(BOX, 123.0)
     assert run.hello.name == "bert"
 
 
@@ -103,7 +103,7 @@ def test_run_without_a_name_is_called_by_its_id() -> None:
     runs.receive(ALICE, replace(HELLO, name=" "), 0.0)
     runs.receive(BOB, HELLO, 0.0)
     runs.receive(BOB, replace(HELLO, name=""), 1.0)
-    assert [run.hello.name for run in runs.update(BOX, 1.0)] == [ALICE.run_id, BOB.run_id]
+    assert [run.hello.name for run in runs.add_poll(BOX, 1.0)] == [ALICE.run_id, BOB.run_id]
 
 
 def test_later_job_and_rank_wait() -> None:
@@ -114,7 +114,7 @@ def test_later_job_and_rank_wait() -> None:
         runs.receive(ALICE, HELLO, 0.0)
         runs.receive(ALICE, first, 1.0)
         runs.receive(ALICE, changed, 2.0)
-        assert runs.update(BOX, 3.0)[0].hello == first
+        assert runs.add_poll(BOX, 3.0)[0].hello == first
 
 
 def test_job_and_rank_of_a_worker() -> None:
@@ -122,7 +122,7 @@ def test_job_and_rank_of_a_worker() -> None:
     runs = registry()
     runs.receive(ALICE, replace(HELLO, job="77", rank=0, world_size=2), 0.0)
     runs.receive(BOB, HELLO, 0.0)
-    assert [RunReadings.info.read(run) for run in runs.update(BOX, 1.0)] == [
+    assert [RunReadings.info.read(run) for run in runs.add_poll(BOX, 1.0)] == [
         {("resnet", "tensorflow 2.21.0", "7", "1000", "77", "0"): 1},
         {("resnet", "tensorflow 2.21.0", "8", "1001", "", ""): 1},
     ]
@@ -133,10 +133,10 @@ def test_optional_values() -> None:
     runs = registry(ALICE)
     rows = (RunReadings.examples_total, RunReadings.compile_seconds_total, RunReadings.loss)
     runs.receive(ALICE, report(), 1.0)
-    assert [row.read(runs.update(BOX, 2.0)[0]) for row in rows] == [None, None, None]
+    assert [row.read(runs.add_poll(BOX, 2.0)[0]) for row in rows] == [None, None, None]
     runs.receive(ALICE, replace(report(), examples=640, compile_seconds=0.0, loss=-0.5), 3.0)
-    assert [row.read(runs.update(BOX, 4.0)[0]) for row in rows] == [640, 0.0, -0.5]
-    assert [row.read(runs.update(BOX, 99.0)[0]) for row in rows] == [640, 0.0, None]
+    assert [row.read(runs.add_poll(BOX, 4.0)[0]) for row in rows] == [640, 0.0, -0.5]
+    assert [row.read(runs.add_poll(BOX, 99.0)[0]) for row in rows] == [640, 0.0, None]
 
 
 def test_silent_run_makes_room() -> None:
@@ -147,7 +147,7 @@ def test_silent_run_makes_room() -> None:
     with pytest.raises(ProtocolError, match=r"too_many_runs: limit of 2 runs reached \(runs\.max\)"):
         runs.receive(carol, HELLO, 60.0)
     runs.receive(carol, HELLO, 60.1)
-    assert [run.peer for run in runs.update(BOX, 60.1)] == [BOB, carol]
+    assert [run.peer for run in runs.add_poll(BOX, 60.1)] == [BOB, carol]
 
 
 def test_silent_run_keeps_its_totals_and_loses_its_gauges() -> None:
@@ -155,7 +155,7 @@ def test_silent_run_keeps_its_totals_and_loses_its_gauges() -> None:
     runs = registry(ALICE)
     runs.receive(ALICE, report(), 1.0)
     runs.expire(100.0)
-    (run,) = runs.update(BOX, 100.0)
+    (run,) = runs.add_poll(BOX, 100.0)
     assert run.up
     assert not run.current
     assert run.memory == {}
@@ -170,11 +170,11 @@ def test_dead_run_is_gone_one_expiry_later() -> None:
     runs.receive(ALICE, report(), 1.0)
     runs.exited(ALICE, 10.0)
     runs.expire(70.0)
-    (run,) = runs.update(BOX, 70.0)
+    (run,) = runs.add_poll(BOX, 70.0)
     assert not run.up
     assert run.memory == {}
     runs.expire(70.1)
-    assert runs.update(BOX, 70.1) == ()
+    assert runs.add_poll(BOX, 70.1) == ()
 
 
 def test_goodbye_ends_the_run() -> None:
@@ -182,10 +182,10 @@ def test_goodbye_ends_the_run() -> None:
     runs = registry(ALICE)
     runs.receive(ALICE, End("completed"), 1.0)
     runs.exited(ALICE, 50.0)
-    (run,) = runs.update(BOX, 50.0)
+    (run,) = runs.add_poll(BOX, 50.0)
     assert not run.up
     runs.expire(61.1)
-    assert runs.update(BOX, 61.1) == ()
+    assert runs.add_poll(BOX, 61.1) == ()
 
 
 def test_repeated_end_counts_once() -> None:
@@ -193,9 +193,9 @@ def test_repeated_end_counts_once() -> None:
     runs = registry(ALICE)
     for now in (1.0, 50.0, 100.0):
         runs.receive(ALICE, End("completed"), now)
-        runs.update(BOX, now + PATIENCE_SECONDS)
+        runs.add_poll(BOX, now + PATIENCE_SECONDS)
         runs.receive(ALICE, report(), now + PATIENCE_SECONDS)
-        assert [run.up for run in runs.update(BOX, now + PATIENCE_SECONDS)] == [True]
+        assert [run.up for run in runs.add_poll(BOX, now + PATIENCE_SECONDS)] == [True]
     assert runs.ended["finished"] == 1
 
 
@@ -205,10 +205,10 @@ def test_run_without_connection_expires_unless_it_reconnects() -> None:
     runs.disconnected(ALICE, 10.0)
     runs.receive(ALICE, HELLO, 50.0)
     runs.expire(120.0)
-    assert len(runs.update(BOX, 120.0)) == 1
+    assert len(runs.add_poll(BOX, 120.0)) == 1
     runs.disconnected(ALICE, 130.0)
     runs.expire(191.0)
-    assert runs.update(BOX, 191.0) == ()
+    assert runs.add_poll(BOX, 191.0) == ()
 
 
 def test_report_before_hello_is_rejected() -> None:
@@ -224,8 +224,8 @@ def test_first_ended_run_makes_room_first() -> None:
         runs.receive(peer, HELLO, 0.0)
         runs.exited(peer, ended)
     runs.receive(ProcessKey(pid=9, uid=1000, start=3), HELLO, 6.0)
-    runs.update(BOX, 6.0)
-    assert [run.peer.pid for run in runs.update(BOX, 7.0)] == [BOB.pid, 9]
+    runs.add_poll(BOX, 6.0)
+    assert [run.peer.pid for run in runs.add_poll(BOX, 7.0)] == [BOB.pid, 9]
 
 
 def test_logical_devices_of_one_gpu_add_up() -> None:
@@ -234,7 +234,7 @@ def test_logical_devices_of_one_gpu_add_up() -> None:
     runs.receive(ALICE, Hello("r", "f", {"GPU:0": "GPU-0", "GPU:1": "GPU-0"}), 0.0)
     parts = {"GPU:0": DeviceMemory(1, 2, 10), "GPU:1": DeviceMemory(3, 4, 20)}
     runs.receive(ALICE, Report("train", 1, 0.0, (0,) * (len(STEP_BUCKETS) + 1), parts), 1.0)
-    (run,) = runs.update(BOX, 1.0)
+    (run,) = runs.add_poll(BOX, 1.0)
     assert run.memory == {"GPU-0": DeviceMemory(4, 6, 30)}
 
 
@@ -245,7 +245,7 @@ def kill(pid: int, at: float) -> OomKill:
 
 def ended(runs: RunRegistry, now: float, box: Snapshot = BOX) -> Ending:
     """Return the ending of the only run, as a poll shows it."""
-    (run,) = runs.update(box, now)
+    (run,) = runs.add_poll(box, now)
     assert run.ending is not None
     return run.ending
 
@@ -329,7 +329,7 @@ def test_xids_of_its_gpu_around_its_end_count() -> None:
     for after in (-60.0, -5.0, 1.0, 60.0):
         runs = registry()
         runs.receive(ALICE, replace(HELLO, devices={"GPU:0": None}), 0.0)
-        runs.update(BOX, 1.0)  # it holds memory there, which it does no longer once it is gone
+        runs.add_poll(BOX, 1.0)  # it holds memory there, which it does no longer once it is gone
         runs.exited(ALICE, 10.0)
         others = replace(gpu(1), xids={13: EventCount(1, 1.8e9)})
         box = snapshot(replace(gpu(0), xids={31: EventCount(1, 1.8e9 + after)}), others)
@@ -344,10 +344,10 @@ def test_dropped_run_is_counted() -> None:
     runs.receive(BOB, HELLO, 1.5)
     assert runs.awaits_exit_status(ALICE)
     runs.exited(ALICE, 1.6, signal.SIGKILL)
-    old, new = runs.update(BOX, 2.0)
+    old, new = runs.add_poll(BOX, 2.0)
     assert (old.ending and (old.ending.outcome, old.ending.settled), new.peer) == (("killed", True), BOB)
     assert runs.ended["killed"] == runs.ended.total() == 1
-    assert [run.peer for run in runs.update(BOX, 3.0)] == [BOB]
+    assert [run.peer for run in runs.add_poll(BOX, 3.0)] == [BOB]
 
 
 def test_run_that_made_room_and_goes_on() -> None:
@@ -357,7 +357,7 @@ def test_run_that_made_room_and_goes_on() -> None:
     runs.receive(BOB, HELLO, 1.5)
     runs.exited(BOB, 1.6, 0)
     runs.receive(ALICE, HELLO, 1.7)
-    by_peer = {run.peer: run.up for run in runs.update(BOX, 2.0)}
+    by_peer = {run.peer: run.up for run in runs.add_poll(BOX, 2.0)}
     assert by_peer == {BOB: False, ALICE: True}
     assert runs.ended.total() == 1
 
@@ -367,7 +367,7 @@ def test_reused_pid_is_another_run() -> None:
     runs = registry(ALICE)
     runs.exited(ALICE, 1.0, signal.SIGKILL)
     runs.receive(replace(ALICE, start=9), HELLO, 2.0)
-    old, new = runs.update(BOX, 4.0)
+    old, new = runs.add_poll(BOX, 4.0)
     assert (old.ending and old.ending.outcome, new.ending, new.up) == ("killed", None, True)
 
 
@@ -385,7 +385,7 @@ def test_kills_in_its_cgroup_count_since_the_last_update(tmp_path: Path) -> None
     counter.write_text("oom 5\noom_kill 3\n")
     runs = registry(ALICE)
     present = PresentProcesses(0, 1, "running", None, None, OomKillCounter(str(counter), 3))
-    runs.update(BOX, 1.0, {ALICE: HostUsage(1.0, None, None, present)})
+    runs.add_poll(BOX, 1.0, {ALICE: HostUsage(1.0, None, None, present)})
     counter.write_text("oom 6\noom_kill 4\n")
     runs.exited(ALICE, 2.0, signal.SIGKILL)
     counter.unlink()
@@ -396,11 +396,11 @@ def test_run_that_stalls_and_resumes(caplog: pytest.LogCaptureFixture) -> None:
     """A stall is on the run, with the utilization of its GPU, and in the log at its start and end."""
     runs = registry(ALICE)
     runs.receive(ALICE, replace(report(), stepping=True, step_p95=0.1), 1.0)
-    assert [run.stall for run in runs.update(BOX, 61.0)] == [None]
+    assert [run.stall for run in runs.add_poll(BOX, 61.0)] == [None]
     busy = snapshot(replace(gpu(0), readings={GpuReadings.utilization_ratio: 0.9}))
-    assert [run.stall for run in runs.update(busy, 62.0)] == [Stall(61.0, "gpu_busy")]
+    assert [run.stall for run in runs.add_poll(busy, 62.0)] == [Stall(61.0, "gpu_busy")]
     runs.receive(ALICE, replace(report(6), stepping=True, step_p95=0.1), 70.0)
-    (run,) = runs.update(busy, 71.0)
+    (run,) = runs.add_poll(busy, 71.0)
     assert (run.stall, run.stalls) == (None, 1)
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         "run stalled run=7-1 name=resnet seconds=61 cause=gpu_busy",
@@ -418,7 +418,7 @@ def test_crowd_makes_room_for_another_user(caplog: pytest.LogCaptureFixture) -> 
     crowd = make_peers(1000, 1000, 1000, 1000)
     runs = registry(*crowd, limit=4)
     runs.receive(BOB, HELLO, 1.0)
-    assert [run.peer for run in runs.update(BOX, 1.0)] == [*crowd[:3], BOB]
+    assert [run.peer for run in runs.add_poll(BOX, 1.0)] == [*crowd[:3], BOB]
     assert runs.displaced == [crowd[3]]
     assert runs.rejected == {"too_many_runs": 1}
     assert caplog.text.count("run=103-3 uid=1000 newcomer_uid=1001 limit=4") == 1
@@ -430,13 +430,13 @@ def test_users_do_not_take_turns() -> None:
     others = [replace(peer, uid=1001, pid=peer.pid + 100) for peer in crowd]
     runs = registry(*crowd, *others[:2], limit=4)
     even = [*crowd[:2], *others[:2]]
-    assert [run.peer for run in runs.update(BOX, 1.0)] == even
+    assert [run.peer for run in runs.add_poll(BOX, 1.0)] == even
     for peer in (*crowd[2:], *others[2:], ProcessKey(pid=0, uid=1001, start=1)):
         with pytest.raises(ProtocolError, match="too_many_runs"):
             runs.receive(peer, HELLO, 1.0)
-    assert [run.peer for run in runs.update(BOX, 1.0)] == even
+    assert [run.peer for run in runs.add_poll(BOX, 1.0)] == even
     runs.receive(ProcessKey(pid=300, uid=1002, start=1), HELLO, 2.0)
-    assert len(runs.update(BOX, 2.0)) == 4
+    assert len(runs.add_poll(BOX, 2.0)) == 4
 
 
 def test_ended_run_is_dropped_before_a_living_one() -> None:
@@ -445,8 +445,8 @@ def test_ended_run_is_dropped_before_a_living_one() -> None:
     runs = registry(*crowd, limit=3)
     runs.exited(crowd[0], 1.0)
     runs.receive(BOB, HELLO, 2.0)
-    assert [run.peer for run in runs.update(BOX, 2.0)] == [crowd[0], *crowd[1:], BOB]
-    assert [run.peer for run in runs.update(BOX, 3.0)] == [*crowd[1:], BOB]
+    assert [run.peer for run in runs.add_poll(BOX, 2.0)] == [crowd[0], *crowd[1:], BOB]
+    assert [run.peer for run in runs.add_poll(BOX, 3.0)] == [*crowd[1:], BOB]
     assert runs.displaced == []
 
 
@@ -455,14 +455,14 @@ def test_no_gpu() -> None:
     runs = registry()
     runs.receive(ALICE, Hello("resnet", "torch 2.9", {}, no_gpu="unused"), 0.0)
     idle = snapshot(gpu(0))
-    assert [run.no_gpu for run in runs.update(idle, 1.0)] == [None]
+    assert [run.no_gpu for run in runs.add_poll(idle, 1.0)] == [None]
     runs.receive(ALICE, replace(report(), memory={}), 2.0)
-    assert [run.no_gpu for run in runs.update(snapshot(), 3.0)] == [None]
-    assert [run.no_gpu for run in runs.update(idle, 4.0)] == ["unused"]
-    assert [run.no_gpu for run in runs.update(BOX, 5.0)] == [None]  # the driver lists its process, as with CuPy
-    assert [run.no_gpu for run in runs.update(idle, 6.0)] == ["unused"]
+    assert [run.no_gpu for run in runs.add_poll(snapshot(), 3.0)] == [None]
+    assert [run.no_gpu for run in runs.add_poll(idle, 4.0)] == ["unused"]
+    assert [run.no_gpu for run in runs.add_poll(BOX, 5.0)] == [None]  # the driver lists its process, as with CuPy
+    assert [run.no_gpu for run in runs.add_poll(idle, 6.0)] == ["unused"]
     runs.receive(ALICE, End("exit"), 7.0)
-    assert [run.no_gpu for run in runs.update(snapshot(), 8.0)] == ["unused"]
+    assert [run.no_gpu for run in runs.add_poll(snapshot(), 8.0)] == ["unused"]
 
 
 def test_stand_in_is_no_run_without_gpu() -> None:
@@ -472,7 +472,7 @@ def test_stand_in_is_no_run_without_gpu() -> None:
     runs.receive(BOB, Hello("resnet", "tensorflow 2.21.0", {}), 0.0)
     for peer in (ALICE, BOB):
         runs.receive(peer, replace(report(), memory={}), 2.0)
-    assert [run.no_gpu for run in runs.update(snapshot(gpu(0)), 4.0)] == [None, None]
+    assert [run.no_gpu for run in runs.add_poll(snapshot(gpu(0)), 4.0)] == [None, None]
 
 
 def test_one_user_does_not_use_up_the_early_polls() -> None:

@@ -44,7 +44,7 @@ def test_input(report: Report | None, ends: bool, now: float, expected: tuple[fl
         runs.receive(PEER, report, 1.0)
     if ends:
         runs.exited(PEER, 2.0)
-    (run,) = runs.update(snapshot(), now)
+    (run,) = runs.add_poll(snapshot(), now)
     assert tuple(row.read(run) for row in ROWS) == expected
 
 
@@ -56,7 +56,7 @@ def test_reserved_memory() -> None:
     runs = RunRegistry(limit=1, expiry=60.0, overhead=0.0)
     runs.receive(PEER, Hello("resnet", "", dict(zip(memory, uuids, strict=True))), 0.0)
     runs.receive(PEER, replace(UNKNOWN, memory=memory), 1.0)
-    (run,) = runs.update(box, 2.0)
+    (run,) = runs.add_poll(box, 2.0)
     assert RunReadings.allocator_memory_reserved_bytes.read(run) == {(uuids[0],): 5}
 
 

@@ -68,7 +68,7 @@ class Side:
     @property
     def runs(self) -> tuple[RunSnapshot, ...]:
         """The runs in the registry."""
-        return self.registry.update(BOX, 0.0)
+        return self.registry.add_poll(BOX, 0.0)
 
     @property
     def outcome(self) -> str | None:
@@ -174,14 +174,14 @@ def test_status_is_waited_for(
             await asyncio.to_thread(say, process, HELLO)
             process.kill()
             await side.until(lambda: side.runs and not side.runs[0].up)
-            side.server.update()
+            side.server.maintain()
             assert side.outcome == "unknown"
             assert side.server._unexplained
             process.wait()
-            side.server.update()
+            side.server.maintain()
             assert side.outcome == ("killed" if has_exit_status else "unknown")
             side.registry.expire(float("inf"))
-            side.server.update()
+            side.server.maintain()
             assert not side.server._unexplained
 
     asyncio.run(scenario())
@@ -468,7 +468,7 @@ def test_removed_socket_is_restored(side: Side) -> None:
         async with side.listening():
             with side.connect() as old:
                 side.path.unlink()
-                side.server.update()
+                side.server.maintain()
                 old.send(HELLO)
                 await side.until(lambda: side.registry.received == 1)
                 with side.connect() as new:
@@ -486,8 +486,8 @@ def test_displaced_socket_is_logged_once(side: Side, caplog: pytest.LogCaptureFi
         async with side.listening():
             side.path.unlink()
             side.path.write_text("precious")
-            side.server.update()
-            side.server.update()
+            side.server.maintain()
+            side.server.maintain()
         assert side.path.read_text() == "precious"
 
     asyncio.run(scenario())
@@ -516,10 +516,10 @@ def test_process_that_lives_on_keeps_no_descriptor(side: Side) -> None:
                 run.send(HELLO)
                 await side.until(lambda: side.runs)
             await side.until(lambda: not side.server._connections)
-            side.server.update()
+            side.server.maintain()
             assert side.server._pidfds  # it may come back until it is forgotten
             side.registry.expire(float("inf"))
-            side.server.update()
+            side.server.maintain()
             assert not side.server._pidfds
 
     asyncio.run(scenario())

@@ -171,7 +171,7 @@ def page(nvml: Nvml, time: _Time, frames: int, tables: Callable[[State], Iterato
                 time.sleep(INTERVAL)
             snapshot = await poller.poll()
             processes = tuple((gpu, process) for gpu in snapshot.gpus for process in gpu.processes)
-            pressure = PressureWatch(Config().pressure).update(JoinedPoll(snapshot, (), 0.0))
+            pressure = PressureWatch(Config().pressure).evaluate(JoinedPoll(snapshot, (), 0.0))
             state = State("capture", INTERVAL, snapshot, processes=processes, version="0.0.0", python="3.0.0")
             state = replace(state, pressure=pressure)
             written = tables(state)
@@ -186,7 +186,7 @@ def dcgm() -> Callable[[State], Iterator[Any]]:
     names = DcgmPage("box")
 
     def tables(state: State) -> Iterator[Any]:
-        names.update(state)
+        names.add_poll(state)
         return names.read_tables(state)
 
     return tables
@@ -210,7 +210,7 @@ def state_document(capture: Path) -> bytes:
     replayed(capture, tables)
     state = detected(states[-1])
     seen = StateInputs(state, HistorySeries(), EventLog(), str, Path("/run/gpuwarden/run.sock"), EPOCH, 15.0)
-    seen.events.update(state)
+    seen.events.add_poll(state)
     document = json.loads(render_state(seen))
     document["host"]["name"] = "box"
     return f"{json.dumps(document, indent=1)}\n".encode()

@@ -101,7 +101,7 @@ def watched(training: Training, *, scale: float = 1.0, shift: float = 0.0) -> Se
     try:
         for at, current, peak in _reports(training):
             while at >= due:
-                seen.polls.append((due, watch.update(memory, due + shift)))
+                seen.polls.append((due, watch.evaluate(memory, due + shift)))
                 due += POLL_SECONDS
             memory.report(at + shift, current * scale, peak * scale, training.cap * scale)
     except OutOfMemoryError as error:

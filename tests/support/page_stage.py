@@ -76,7 +76,7 @@ def answer(state: State) -> dict[str, Any]:
     """Return the API's document of a poll."""
     state = detected(state)
     events = EventLog()
-    events.update(state)
+    events.add_poll(state)
     return dict(json.loads(render_state(StateInputs(state, HistorySeries(), events, str, SOCKET, 1.0, 15.0))))
 
 

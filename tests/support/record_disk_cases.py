@@ -42,7 +42,7 @@ def mount(folder: str, options: str) -> None:
 async def step(name: str, recorder: Recorder, runs: list[RunSnapshot], later: float) -> None:
     """Poll until everything is stored or has failed, and print the result."""
     for _ in range(2):  # what is opened in one poll is written in the next
-        recorder.update(JoinedPoll(snapshot(), runs, time.monotonic() + later), {})
+        recorder.add_poll(JoinedPoll(snapshot(), runs, time.monotonic() + later), {})
         await recorder._writer.wait(60.0)
     listed = len(json.loads(await recorder.listing(1000))["past"])
     print(json.dumps([name, messages.copy(), listed, listed - recorder._writer.pending]), flush=True)

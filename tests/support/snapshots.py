@@ -39,4 +39,4 @@ def snapshot(*gpus: Gpu) -> Snapshot:
 
 def detected(state: State) -> State:
     """Return a state with what the detector finds at its first poll."""
-    return replace(state, detection=Detector().update(state, 0.0))
+    return replace(state, detection=Detector().evaluate(state, 0.0))

@@ -99,8 +99,8 @@ class Host:
         """Evaluate a poll; return the usage of each run."""
         now = float(self.seconds)
         found = snapshot(self.gpu()) if polled is None else polled
-        runs = self.registry.update(found, now)
-        return list(self.accounts.update(JoinedPoll(found, runs, now)).values())
+        runs = self.registry.add_poll(found, now)
+        return list(self.accounts.add_poll(JoinedPoll(found, runs, now)).values())
 
     def poll(self, seconds: int, before_each: Callable[[], object] = lambda: None) -> DeviceUsage:
         """Poll for `seconds` and return the first run's usage of the GPU."""
@@ -326,9 +326,9 @@ def test_phases_of_a_run_that_starts_during_a_poll(host: Host) -> None:
 def test_expired_run_leaves_no_state(host: Host) -> None:
     """A run that has expired leaves no state."""
     host.poll(2)
-    (last,) = host.accounts.update(JoinedPoll(snapshot(host.gpu()), (), 3.0)).values()
+    (last,) = host.accounts.add_poll(JoinedPoll(snapshot(host.gpu()), (), 3.0)).values()
     assert last.shares["GPU-0"].energy_joules == 600
-    assert not host.accounts.update(JoinedPoll(snapshot(host.gpu()), (), 4.0))
+    assert not host.accounts.add_poll(JoinedPoll(snapshot(host.gpu()), (), 4.0))
     assert not host.accounts._meters
 
 
@@ -344,10 +344,10 @@ class HostWithRecords:
         for _ in range(seconds):
             self.host.pass_second()
             polled, now = snapshot(self.host.gpu()), float(self.host.seconds)
-            runs = self.host.registry.update(polled, now)
+            runs = self.host.registry.add_poll(polled, now)
             poll = JoinedPoll(polled, runs, now)
-            usage = self.host.accounts.update(poll)
-            self.recorder.update(poll, usage)
+            usage = self.host.accounts.add_poll(poll)
+            self.recorder.add_poll(poll, usage)
 
     def run_record(self) -> dict[str, Any]:
         """Return the run record."""
@@ -367,7 +367,7 @@ def test_poll_that_misses_a_run_counts_time_once(monkeypatch: pytest.MonkeyPatch
     assert recorded.gpu_seconds() == 10
     for _ in range(3):
         with monkeypatch.context() as broken:
-            broken.setattr(RunState, "update", lambda *_args, **_settings: 1 / 0)
+            broken.setattr(RunState, "add_poll", lambda *_args, **_settings: 1 / 0)
             recorded.poll()
         recorded.poll()
     assert 10 <= recorded.gpu_seconds() <= 16

@@ -40,11 +40,11 @@ def test_energy_is_counted_or_integrated() -> None:
     """A counter's increase, and power without one, are added; a reset counter and a long gap add nothing."""
     energy = DailyEnergy(10.0)
     at = MIDNIGHT + 3600
-    assert energy.update(replace(snapshot(counting(0, 0.0, 500.0), drawing(1, 0.0, 100.0)), time=at)) is None
+    assert energy.add_poll(replace(snapshot(counting(0, 0.0, 500.0), drawing(1, 0.0, 100.0)), time=at)) is None
     polled = replace(snapshot(counting(0, 10.0, 3500.0), drawing(1, 10.0, 100.0)), time=at + 10)
-    assert energy.update(polled) == Energy(4000.0, at)
-    energy.update(replace(snapshot(counting(0, 20.0, 0.0), drawing(1, 100.0, 100.0)), time=at + 100))
-    assert energy.update(replace(snapshot(counting(0, 30.0, 50.0)), time=at + 110)) == Energy(4050.0, at)
+    assert energy.add_poll(polled) == Energy(4000.0, at)
+    energy.add_poll(replace(snapshot(counting(0, 20.0, 0.0), drawing(1, 100.0, 100.0)), time=at + 100))
+    assert energy.add_poll(replace(snapshot(counting(0, 30.0, 50.0)), time=at + 110)) == Energy(4050.0, at)
 
 
 def test_day_starts_at_local_midnight() -> None:
@@ -52,11 +52,11 @@ def test_day_starts_at_local_midnight() -> None:
     energy = DailyEnergy(10.0)
     for second in range(20):
         polled = snapshot(counting(0, float(second), 100.0 * second))
-        found = energy.update(replace(polled, time=MIDNIGHT - 10 + second))
+        found = energy.add_poll(replace(polled, time=MIDNIGHT - 10 + second))
     assert found == Energy(1000.0, MIDNIGHT)
 
 
 def test_host_without_power_readings_has_no_energy() -> None:
     """Without counters and power no energy is known."""
     energy = DailyEnergy(10.0)
-    assert [energy.update(snapshot(gpu(0))) for _ in range(3)] == [None] * 3
+    assert [energy.add_poll(snapshot(gpu(0))) for _ in range(3)] == [None] * 3

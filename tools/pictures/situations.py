@@ -107,4 +107,4 @@ def with_xid(state: State, since: float) -> State:
     fallen = {FALLEN_OFF: EventCount(1, since)}
     gpus = tuple(replace(gpu, xids=fallen) if gpu.fault else gpu for gpu in state.snapshot.gpus)
     seen = replace(state, snapshot=replace(state.snapshot, gpus=gpus))
-    return replace(seen, detection=Detector().update(seen, 0.0))
+    return replace(seen, detection=Detector().evaluate(seen, 0.0))

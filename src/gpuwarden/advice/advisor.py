@@ -101,7 +101,7 @@ class Advisor:
         """Counts of messages sent to each run of the last poll, by run id and kind."""
         return {run_id: dict(state.sent) for run_id, state in self._states.items()}
 
-    def update(self, poll: JoinedPoll, pressure: Pressure, detection: Detection) -> AdviceRound:
+    def evaluate(self, poll: JoinedPoll, pressure: Pressure, detection: Detection) -> AdviceRound:
         """Return the new advice of a poll; call `confirm` with the messages that were sent."""
         self._states = {run.peer.run_id: self._states.get(run.peer.run_id) or DeliveryState() for run in poll.runs}
         living = [run for run in poll.runs if run.up]

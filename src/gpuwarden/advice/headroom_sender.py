@@ -21,7 +21,7 @@ class HeadroomSender:
         self._send = send
         self._answered: dict[str, float | None] = {}  # time of the last answered report, by run id
 
-    def update(self, poll: JoinedPoll, pressure: Pressure) -> None:
+    def send_headroom(self, poll: JoinedPoll, pressure: Pressure) -> None:
         """Send the headroom of a poll, the smallest of the run's devices. Does not block."""
         wanted = [run for run in poll.runs if run.up and run.hello.headroom and run.hello.hears]
         for run in wanted:

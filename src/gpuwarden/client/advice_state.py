@@ -59,8 +59,8 @@ class AdviceState:
         """The worst level on the run's devices now; "none" where no daemon says otherwise."""
         return _find_worst(each.level for each in tuple(self._episodes.values()))
 
-    def update(self, advice: Advice, now: float) -> None:
-        """Record advice; `now` is monotonic."""
+    def handle(self, advice: Advice, now: float) -> None:
+        """Record and log advice; `now` is monotonic."""
         self.count += 1
         self.last = advice
         if advice.kind == "leak":  # asks for a census; no action follows

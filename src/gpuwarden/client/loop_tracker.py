@@ -225,7 +225,7 @@ class LoopTracker:
     def _count_and_send(self, send: Callable[[float], None]) -> None:
         run = self.run
         self._count_all()
-        if self._search.update(run.memory, stepped=run.state.steps > 0):
+        if self._search.search(run.memory, stepped=run.state.steps > 0):
             run.set_hello(self._make_hello())
         state = run.state
         state.phase = self.phase

@@ -156,7 +156,7 @@ class Reporter:
     def _receive(self, now: float) -> None:
         for each in self._connection.receive():
             if isinstance(each, Advice):
-                self.advice.update(each, now)
+                self.advice.handle(each, now)
                 if self.census is not None:
                     self.census.handle_advice(each)
             elif isinstance(each, Headroom):
@@ -172,17 +172,17 @@ class Reporter:
         self.headroom = None
 
     def observe(self, now: float) -> None:
-        """Update, and report if the last report is `interval` old; `now` is monotonic."""
-        self._update(now)
+        """Collect, and report if the last report is `interval` old; `now` is monotonic."""
+        self._collect(now)
         if now >= self._report_due:
             self._send(now)
 
     def report(self, now: float) -> None:
-        """Update and report at once; if the report is not sent the next carries the same totals."""
-        self._update(now)
+        """Collect and report at once; if the report is not sent the next carries the same totals."""
+        self._collect(now)
         self._send(now)
 
-    def _update(self, now: float) -> None:
+    def _collect(self, now: float) -> None:
         """Read advice, count the recorded steps, sample the allocators, and take a census if one is due."""
         self.observe_due = now + min(OBSERVE_INTERVAL_SECONDS, self.interval)
         self.listen(now)

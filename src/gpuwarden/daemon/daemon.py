@@ -181,18 +181,18 @@ class Daemon:
         """Poll once; the previous state is served until the new one is complete."""
         if self._dispatcher:
             self.pipeline.detector.restore(self._dispatcher.pop_restored(), time.monotonic(), time.time())
-        state = await self.pipeline.update(self._counts())
+        state = await self.pipeline.poll(self._counts())
         now = time.monotonic()
         if self._dispatcher:
-            self._dispatcher.update(state.detection)
+            self._dispatcher.dispatch(state.detection)
         if self._dcgm:
-            self._dcgm.update(state)
-        self.flight_recorder.update(state, now)
-        self._assessor.update(state)
+            self._dcgm.add_poll(state)
+        self.flight_recorder.add_poll(state, now)
+        self._assessor.add_poll(state)
         self.routes.show(state)
         if self.poll_loop.serves:  # otherwise the service is another program's
-            self._slow_facts.update(now)
-            self._watchdog.update(state)
+            self._slow_facts.refresh_if_due(now)
+            self._watchdog.send_status(state)
         return state
 
     async def poll_or_clear(self) -> None:

@@ -138,7 +138,7 @@ class Pipeline:
             self.xids.follow(snapshot)
             self.poller.bindings.follow(frozenset(), snapshot.driver)
 
-    async def update(self, counts: Counts) -> State:
+    async def poll(self, counts: Counts) -> State:
         """Poll once; `counts` has the counters from outside the pipeline."""
         snapshot = await self.poller.poll()
         # Only now: the kernel's records about a run that ended meanwhile must be read before its end is shown.
@@ -151,19 +151,19 @@ class Pipeline:
         """Join a snapshot with the results of all other stages at a time (monotonic); `logged` are kernel records."""
         self._receive_simulated(now)
         self.registry.expire(now)
-        self.run_server.update()
+        self.run_server.maintain()
         sample = self._sample_host(now)
         owners = self.owners.resolve(snapshot, self.registry.living())
-        co_tenants = self.co_tenants.update(snapshot, owners, now, self.registry.names())
+        co_tenants = self.co_tenants.add_poll(snapshot, owners, now, self.registry.names())
         self.poller.cgroups = owners.folders
         cgroups = {pid: each.folders for pid, each in owners.identities.items()}
         available = sample.available
-        runs = self.registry.update(snapshot, now, sample.usages, co_tenants, available=available, cgroups=cgroups)
+        runs = self.registry.add_poll(snapshot, now, sample.usages, co_tenants, available=available, cgroups=cgroups)
         if self._source.claim:
             self._source.claim(_reported_memory(runs))
         poll = JoinedPoll(snapshot, runs, now, owners, co_tenants)
-        usage = self.accountant.update(poll)
-        pressure = self.pressure.update(poll)
+        usage = self.accountant.add_poll(poll)
+        pressure = self.pressure.evaluate(poll)
         state = State(
             source=self._source.name,
             poll_interval=self._config.poll.interval,
@@ -172,16 +172,16 @@ class Pipeline:
             processes=self._select_processes(snapshot) if self._config.process_series else (),
             owners=owners,
             host=sample.host,
-            energy=self.energy.update(snapshot),
+            energy=self.energy.add_poll(snapshot),
             pressure=pressure,
             access=self._access(),
             kernel_records=tuple(logged),
         )
-        detection = self.detector.update(state, now)
-        advice = self.advisor.update(poll, pressure, detection)
-        self.recorder.update(poll, usage, self._send(advice, now))
-        self.summaries.update(poll)
-        self.headrooms.update(poll, pressure)
+        detection = self.detector.evaluate(state, now)
+        advice = self.advisor.evaluate(poll, pressure, detection)
+        self.recorder.add_poll(poll, usage, self._send(advice, now))
+        self.summaries.send_summaries(poll)
+        self.headrooms.send_headroom(poll, pressure)
         sent = self.advisor.sent
         self._dropped["owners"] += owners.dropped
         return replace(
@@ -201,7 +201,7 @@ class Pipeline:
 
     def _sample_host(self, now: float) -> HostSample:
         registry = self.registry
-        return self.host.update(
+        return self.host.sample(
             registry.peers(), now, newest_age=registry.newest_age(now), urgent=registry.is_urgent_on_host()
         )
 

@@ -44,7 +44,7 @@ class Watchdog:
         self._is_uninterruptible = is_uninterruptible
         self._has_answered = False  # the driver, at least once
 
-    def update(self, state: State) -> None:
+    def send_status(self, state: State) -> None:
         """Send the status of a poll, and the heartbeat if the driver works."""
         hung = state.snapshot.hung
         self._has_answered = self._has_answered or not hung

@@ -24,11 +24,11 @@ class DcgmPage:
         self._hostname = hostname
         self._rates = CounterRates(COUNTERS)
 
-    def update(self, state: State) -> None:
-        """Update by a poll, scraped or not."""
-        self._rates.update(state.snapshot.gpus)
+    def add_poll(self, state: State) -> None:
+        """Add a poll, scraped or not."""
+        self._rates.add_readings(state.snapshot.gpus)
 
     def read_tables(self, state: State) -> Iterator[TableReadings]:
-        """Read the tables of the state of the last update, as `metrics_page.read_tables` does."""
+        """Read the tables of the state of the last poll, as `metrics_page.read_tables` does."""
         found = entities(state, self._rates)
         yield DcgmReadings, [(labels(each, self._hostname), DcgmReadings.read(each)) for each in found]

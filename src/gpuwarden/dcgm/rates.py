@@ -32,8 +32,8 @@ class CounterRates:
         self._counters = counters
         self._points: dict[tuple[str, Metric[Any], Labels], _Point] = {}
 
-    def update(self, gpus: tuple[Gpu, ...]) -> None:
-        """Update by a poll; counters that it lacks are dropped."""
+    def add_readings(self, gpus: tuple[Gpu, ...]) -> None:
+        """Add the readings of a poll; counters that it lacks are dropped."""
         old, self._points = self._points, {}
         for gpu in gpus:
             for counter in self._counters:

@@ -48,8 +48,8 @@ class FitnessAssessor:
         self._linked: set[tuple[str, str]] = set()
         self._read: dict[str, float] = {}  # the slow tier that was learned from, by UUID
 
-    def update(self, state: State) -> None:
-        """Learn which GPUs are throttled, and the links of GPUs whose slow tier was read at this poll."""
+    def add_poll(self, state: State) -> None:
+        """Record which GPUs are throttled, and the links of GPUs whose slow tier was read at this poll."""
         for alert in state.detection.holding:
             if alert.name == "GpuThrottled":
                 self._throttled[alert.labels["uuid"]] = state.snapshot.time

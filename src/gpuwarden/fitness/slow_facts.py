@@ -36,7 +36,7 @@ class SlowFactsReader:
         """Read the file systems of these paths from now on."""
         self._disks = {str(path): RepeatedCall(self._threads, partial(_read_free, str(path))) for path in paths}
 
-    def update(self, now: float) -> None:
+    def refresh_if_due(self, now: float) -> None:
         """Start a refresh if it is due."""
         if now >= self._due and (self._task is None or self._task.done()):
             self._due = now + self._interval

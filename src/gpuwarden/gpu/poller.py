@@ -161,7 +161,7 @@ class Poller:
             log.warning("pause ended, polling GPUs again")
             self.resume()
         if self._suspend:
-            self._suspend.update()
+            self._suspend.refresh()
         if self._paused_until is not None or await self._released_for_suspend():
             return self._snapshot(began, started, None, asked=False)
         await self._reopen_if_wanted()

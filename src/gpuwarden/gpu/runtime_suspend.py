@@ -17,7 +17,7 @@ RELEASED_SECONDS = 30.0  # for which it stays released, so that GPUs can be susp
 
 
 class SuspendMonitor:
-    """Monitor of suspended GPUs, by PCI address. Call `update` at the start of each poll."""
+    """Monitor of suspended GPUs, by PCI address. Call `refresh` at the start of each poll."""
 
     def __init__(self, devices: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._devices = devices or BOUND_DEVICES
@@ -39,7 +39,7 @@ class SuspendMonitor:
         idle = self._can_sleep and now - self._busy_at >= IDLE_SECONDS and now < self._released_until
         return idle or (bool(self._asleep) and all(self._asleep.values()))
 
-    def update(self) -> None:
+    def refresh(self) -> None:
         """Read the state of all GPUs. One that woke up counts as in use."""
         folders = sorted(self._devices.glob("*:*:*"))
         asleep = {each.name: _read(each / "power/runtime_status") in ("suspended", "suspending") for each in folders}

@@ -66,7 +66,7 @@ class Detector:
         """Add what an earlier daemon sent as firing; `wall` is `now` as Unix time."""
         self._resolution.restore(alerts, now, wall)
 
-    def update(self, state: State, now: float) -> Detection:
+    def evaluate(self, state: State, now: float) -> Detection:
         """Evaluate a poll."""
         held = list(self._track(state, now))
         ended = [each.alert for each in self._pop_ended(now) if each.alert.fires]
@@ -75,7 +75,7 @@ class Detector:
             if episode.alert.inhibited_by != inhibiting.get(key, ()):
                 episode.alert = replace(episode.alert, inhibited_by=inhibiting.get(key, ()))
         firing = [each.alert for each in self._episodes.values() if each.alert.fires]
-        unconfirmed, resolved = self._resolution.update(firing, ended, state, now)
+        unconfirmed, resolved = self._resolution.evaluate(firing, ended, state, now)
         holding = {key: self._episodes[key].alert for key in held}
         before, self._open = self._open, dict(holding)
         closed = []
@@ -110,7 +110,7 @@ class Detector:
         """Begin or continue the episode of each condition that holds; yield their keys."""
         left_out: set[AlertKey] = set()
         count = Counter(each.alert.name for each in self._episodes.values())
-        evaluated = list(self._evaluate(state))
+        evaluated = list(self._check_conditions(state))
         holding = {condition.name for condition, _found in evaluated}
         for condition, found in evaluated:
             if condition.implied_by in holding:
@@ -135,7 +135,7 @@ class Detector:
         self.dropped += len(left_out - self._left_out)
         self._left_out = left_out
 
-    def _evaluate(self, state: State) -> Iterator[tuple[Condition, Alert]]:
+    def _check_conditions(self, state: State) -> Iterator[tuple[Condition, Alert]]:
         """Yield what the checks find. One that raises loses only its own alerts, and is logged once."""
         for condition in self._conditions:
             found: list[Alert] = []
@@ -173,7 +173,7 @@ class Resolution:
             lasts = RESTORED_SECONDS if event is None else min(event - age, event)
             self._alerts[alert.key] = _Unconfirmed(alert, now + lasts)
 
-    def update(
+    def evaluate(
         self, firing: Iterable[Alert], ended: Iterable[Alert], state: State, now: float
     ) -> tuple[frozenset[AlertKey], list[Alert]]:
         """Return the unconfirmed alerts at a poll, and the resolved ones with their endings."""

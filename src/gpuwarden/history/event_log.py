@@ -72,7 +72,7 @@ class EventLog:
         """Return the events, the newest first."""
         return sorted((event for event, _ in self._events), key=lambda event: -event.timestamp_seconds)
 
-    def update(self, state: State) -> Sequence[Event]:
+    def add_poll(self, state: State) -> Sequence[Event]:
         """Add the events of a poll, and return them: those of the host and its GPUs first."""
         new = sorted(self._find_events(state), key=lambda event: event.run_id is not None)
         if new:

@@ -93,8 +93,8 @@ class HistorySeries:
         self._subjects: tuple[Subject, ...] = ()
         self._due = 0.0
 
-    def update(self, state: State, now: float) -> None:
-        """Record a poll; about 100 µs for 8 GPUs and 8 runs."""
+    def add_poll(self, state: State, now: float) -> None:
+        """Add a poll; about 100 µs for 8 GPUs and 8 runs."""
         is_due = now >= self._due
         frame = self._frame(state, now, charted=is_due)
         self._fast.append(frame)

@@ -44,7 +44,7 @@ class HostSampler:
         """True if the daemon may read the I/O counters of processes; None while there was no process to try."""
         return self._trees.io_allowed
 
-    def update(self, runs: Sequence[ProcessKey], now: float, *, newest_age: float, urgent: bool) -> HostSample:
+    def sample(self, runs: Sequence[ProcessKey], now: float, *, newest_age: float, urgent: bool) -> HostSample:
         """Return the sample for a poll, a new one if it is due; `now` is monotonic.
 
         `newest_age` is the age in seconds of the newest live run. `urgent`: a run allocates host memory so fast that

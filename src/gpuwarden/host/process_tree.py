@@ -124,7 +124,7 @@ class ProcessTrees:
     def _measure(self, peer: ProcessKey, tree: _Tree, pids: list[int]) -> HostUsage:
         # Read before the main process's sample, whose start time proves that all belongs to the same process.
         cpus, limits = (_affinity(peer.pid), self._cgroups.limits(peer.pid)) if pids else (None, CgroupLimits())
-        left_out = self._update(tree, pids)
+        left_out = self._read_members(tree, pids)
         main = tree.members.get(peer.pid)
         if main:
             tree.seen, tree.io_seen = True, main.io_seen
@@ -136,7 +136,7 @@ class ProcessTrees:
             present=_present(main, tree, left_out, cpus, limits) if main else None,
         )
 
-    def _update(self, tree: _Tree, pids: list[int]) -> int:
+    def _read_members(self, tree: _Tree, pids: list[int]) -> int:
         """Read a run's processes again; return the number left out."""
         left_out = max(len(pids) - MAX_PROCESSES, 0)
         if left_out:

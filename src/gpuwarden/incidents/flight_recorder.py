@@ -103,12 +103,12 @@ class FlightRecorder:
         self._host = os.uname().nodename
         self._boot_id = procfs.read_boot_id() or ""
 
-    def update(self, state: State, now: float) -> None:
-        """Record a poll; open, join or complete incidents. Does not block."""
+    def add_poll(self, state: State, now: float) -> None:
+        """Add a poll; open, join or complete incidents. Does not block."""
         is_first, self._state = self._state is None, state
-        self._clock.update(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME))
-        self.series.update(state, now)
-        new = [*self.events.update(state), *_failures(state)]
+        self._clock.add_reading(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME))
+        self.series.add_poll(state, now)
+        new = [*self.events.add_poll(state), *_failures(state)]
         for record in state.kernel_records:
             text = clip(record.message.decode(errors="replace"), MAX_LINE)
             self._lines.append(KernelLine(timestamp_seconds=record.time, text=text))

@@ -29,8 +29,8 @@ class SteadyClock:
     def __init__(self) -> None:
         self._periods: deque[_Period] = deque(maxlen=MAX_PERIODS)
 
-    def update(self, at: float, uptime: float) -> None:
-        """Record a Unix time and the seconds since boot (CLOCK_BOOTTIME, which goes on while the host sleeps)."""
+    def add_reading(self, at: float, uptime: float) -> None:
+        """Add a Unix time and the seconds since boot (CLOCK_BOOTTIME, which goes on while the host sleeps)."""
         if not self._periods or abs(at - uptime - self._periods[-1].offset) >= MIN_STEP_SECONDS:
             self._periods.append(_Period(at - uptime, uptime, uptime))
         else:

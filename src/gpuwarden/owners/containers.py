@@ -63,7 +63,7 @@ class ContainerNames:
         """Return the pod's namespace/name, or its uid."""
         return self._pods.get(uid, uid)
 
-    def update(self, places: Iterable[CgroupOwner]) -> None:
+    def refresh(self, places: Iterable[CgroupOwner]) -> None:
         """Look up new containers and pods, and drop those that are gone. To be called on the loop."""
         now = time.monotonic()
         there, in_pods, pods = set[Container](), set[Container](), set[str]()

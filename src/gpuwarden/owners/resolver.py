@@ -72,7 +72,7 @@ class OwnerResolver:
         # Runs that no GPU lists, such as clients of MPS, may have a cgroup with a limit.
         on_gpus = (process.pid for gpu in snapshot.gpus for process in gpu.processes)
         identities = self._identify(filter(None, (*on_gpus, *runs)))
-        self._containers.update(identity.cgroup for identity in identities.values())
+        self._containers.refresh(identity.cgroup for identity in identities.values())
         self._answer = self._resolve_gpus(snapshot.gpus, identities, runs)
         return self._answer
 

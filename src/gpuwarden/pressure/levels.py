@@ -91,8 +91,8 @@ class _MemoryLevels:
     by_headroom: LevelHysteresis = field(default_factory=LevelHysteresis)
     by_forecast: LevelHysteresis = field(default_factory=LevelHysteresis)
 
-    def update(self, limits: Limits, share: float, leak: Leak | None, now: float) -> Level:
-        """Update with a poll; return the worse level."""
+    def evaluate(self, limits: Limits, share: float, leak: Leak | None, now: float) -> Level:
+        """Return the worse of both levels at a poll."""
         seconds = leak.left.seconds if leak and leak.left else None
         if leak is None:
             self.by_forecast = LevelHysteresis()
@@ -164,8 +164,8 @@ class PressureWatch:
         self._memory: dict[tuple[str, str], _MemoryLevels] = {}  # by run and UUID
         self._thermal: dict[str, LevelHysteresis] = {}  # by UUID
 
-    def update(self, poll: JoinedPoll) -> Pressure:
-        """Update with a poll and its runs. A value missing from one poll does not end an episode."""
+    def evaluate(self, poll: JoinedPoll) -> Pressure:
+        """Evaluate a poll and its runs. A value missing from one poll does not end an episode."""
         living = {run.peer.run_id: run for run in poll.runs if run.up}
         of_runs = dict(self._runs(living.values(), poll.now))
         self._memory = {key: standing for key, standing in self._memory.items() if key[0] in living}
@@ -188,7 +188,7 @@ class PressureWatch:
                 in_use, in_step = run.memory[uuid].current, uuid in run.headroom_in_step
                 leak = run.leaks.get(uuid)
                 levels = self._memory.setdefault(key, _MemoryLevels())
-                level = levels.update(self.limits, headroom_ratio(left, in_use), leak, now)
+                level = levels.evaluate(self.limits, headroom_ratio(left, in_use), leak, now)
                 if not run.devices.get(uuid) and level == "critical":  # the driver cannot confirm it
                     level = "warning"
                 seconds = leak.left.seconds if leak and leak.left else None

@@ -159,10 +159,10 @@ class Recorder:
             for run_id, present in self._present.items()
         }
 
-    def update(
+    def add_poll(
         self, poll: JoinedPoll, usage: Mapping[str, RunUsage], events: Mapping[str, Sequence[RunEvent]] = NO_EVENTS
     ) -> None:
-        """Update with the runs of a poll and their usage, including ended ones. Does not block.
+        """Add the runs of a poll and their usage, including ended ones. Does not block.
 
         `usage` is by run id, as are `events`: new ones that are not derived from a run's own reports.
         """

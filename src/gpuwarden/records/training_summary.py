@@ -25,7 +25,7 @@ class SummarySender:
         self._send = send
         self._answered: dict[str, int] = {}  # last `summaries_wanted`, by run id
 
-    def update(self, poll: JoinedPoll) -> None:
+    def send_summaries(self, poll: JoinedPoll) -> None:
         """Send a summary to each run that has requested one since the last poll. Does not block."""
         wanted = {run.peer.run_id: run.report.summaries_wanted for run in poll.runs if run.up and run.report}
         asking = [run for run in poll.runs if wanted.get(run.peer.run_id, 0) > self._answered.get(run.peer.run_id, 0)]

@@ -238,7 +238,9 @@ class OutcomeTracker:
         if status is not None:
             self._evidence = replace(self._evidence, exit_status=status)
 
-    def update(self, kills: Iterable[OomKill], uuids: Iterable[str], snapshot: Snapshot, now: float) -> Outcome | None:
+    def add_evidence(
+        self, kills: Iterable[OomKill], uuids: Iterable[str], snapshot: Snapshot, now: float
+    ) -> Outcome | None:
         """Add the evidence of a poll; return the outcome when it is settled, unless it is already counted.
 
         `uuids` are those of the run's GPUs and MIG instances.
@@ -252,7 +254,7 @@ class OutcomeTracker:
         return self._settle() if self._is_complete(now) else None
 
     def conclude(self, *, goes_on: bool) -> Outcome | None:
-        """Settle the ending, because all evidence is in; return the outcome as `update` does.
+        """Settle the ending, because all evidence is in; return the outcome as `add_evidence` does.
 
         `goes_on`: the process lives, and the run has no connection.
         """

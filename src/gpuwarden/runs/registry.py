@@ -242,7 +242,7 @@ class RunRegistry:
         """Return whether a run allocates host memory so fast that it must be sampled often."""
         return any(state.leaks.urgent for state in self._runs.values())
 
-    def update(
+    def add_poll(
         self,
         snapshot: Snapshot,
         now: float,
@@ -252,7 +252,7 @@ class RunRegistry:
         available: float | None = None,
         cgroups: Mapping[int, Sequence[str]] = MappingProxyType({}),
     ) -> tuple[RunSnapshot, ...]:
-        """Update with a poll; return all runs, joined with the GPUs of `snapshot` and their host usage.
+        """Add a poll; return all runs, joined with the GPUs of `snapshot` and their host usage.
 
         `available` is the host's free memory in bytes, of the same sample as `usages`; `cgroups` are the folders of
         processes' cgroups by pid.
@@ -262,12 +262,12 @@ class RunRegistry:
         leaving, self._leaving = self._leaving, {}
         for state in (*leaving.values(), *self._runs.values()):
             try:
-                self._count(state.outcome.update(self._oom_kills, state.uuids.values(), snapshot, now))
+                self._count(state.outcome.add_evidence(self._oom_kills, state.uuids.values(), snapshot, now))
                 if state.peer.run_id in leaving:
                     self._count(state.conclude(now))
                 usage, folders = usages.get(state.peer), cgroups.get(state.peer.pid, ())
                 with limit_lines_of(state.peer.uid):
-                    run = state.update(snapshot, usage, co_tenants, listed, now, available=available, cgroups=folders)
+                    run = state.add_poll(snapshot, usage, co_tenants, listed, now, available=available, cgroups=folders)
             except Exception as error:  # noqa: BLE001 - logged; a bad run must not break the poll of others
                 self._log_fault(state, error)
                 self.rejected["internal"] += 1

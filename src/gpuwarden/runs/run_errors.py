@@ -70,7 +70,7 @@ class RunErrors:
             self.ooms = _ooms(seen, hello, facts.uuids if facts else {})
         self._log.log_error(self._run_id, hello.name, seen, now)
 
-    def update(self, poll: PollFacts, hello: Hello, uuids: Mapping[str, str], *, up: bool) -> None:
+    def handle_poll(self, poll: PollFacts, hello: Hello, uuids: Mapping[str, str], *, up: bool) -> None:
         """Diagnose the last out-of-memory error again by a poll's facts, unless that is done.
 
         `uuids` are those of the run's devices while it was running.

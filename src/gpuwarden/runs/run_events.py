@@ -62,7 +62,7 @@ class ReportEvents:
         self.events: tuple[RunEvent, ...] = ()
         self._phases: set[Phase] = set()
 
-    def update(self, before: Report | None, report: Report, at: float) -> None:
+    def add_report(self, before: Report | None, report: Report, at: float) -> None:
         """Add the events of a report; `before` is the previous one."""
         new: list[RunEvent] = []
         if (before is None or report.phase != before.phase) and (text := self._phase_text(before, report.phase)):

@@ -107,7 +107,7 @@ class RunServer:
         if self._is_in_place():
             self._path.unlink()
 
-    def update(self) -> None:
+    def maintain(self) -> None:
         """Restore a removed socket, read exit statuses, release ended processes; called once a poll."""
         if self._listener is not None and not self._is_in_place():
             self._restore(self._listener)

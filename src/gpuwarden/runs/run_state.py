@@ -139,7 +139,7 @@ class RunState:
     def _add_memory(self, report: Report, now: float) -> bool:
         """Add a report to the memory history; return whether memory in use is above an advice limit."""
         at, has_news = now - self.began_monotonic, False
-        self.events.update(self.report, report, at)
+        self.events.add_report(self.report, report, at)
         self.batch_sizes.add_report(report, self.uuids, at)
         for uuid, memory in sum_by_gpu(report.memory, self.uuids).items():
             history = self.histories.get(uuid)
@@ -195,7 +195,7 @@ class RunState:
         self._end(now)
         return self.outcome.conclude(goes_on=goes_on)
 
-    def update(
+    def add_poll(
         self,
         snapshot: Snapshot,
         usage: HostUsage | None,
@@ -206,7 +206,7 @@ class RunState:
         available: float | None,
         cgroups: Sequence[str] = (),
     ) -> RunSnapshot:
-        """Update with a poll; return the run joined with its GPUs.
+        """Add a poll; return the run joined with its GPUs.
 
         `available` is the host's free memory in bytes, `cgroups` are the folders of the run's cgroups.
         """
@@ -219,7 +219,7 @@ class RunState:
         memory = sum_by_gpu(self.report.memory, uuids) if self.report and current else {}
         headroom = self._update_headroom(memory, uuids, cgroups, snapshot, now)
         facts = PollFacts(memory, headroom.now, self._own, snapshot, uuids, self._is_gone, co_tenants)
-        self.errors.update(facts, self.hello, self.uuids, up=up)
+        self.errors.handle_poll(facts, self.hello, self.uuids, up=up)
         if self.reported_at is not None:  # the clock may have been set back: never in the future
             self.reported_at = min(self.reported_at, self.rules.wall())
         return RunSnapshot(
@@ -255,7 +255,9 @@ class RunState:
         self.uuids = uuids or self.uuids
         return uuids
 
-    def _add_poll(self, memory: Collection[str], headroom: Mapping[str, float], snapshot: Snapshot, now: float) -> None:
+    def _add_to_histories(
+        self, memory: Collection[str], headroom: Mapping[str, float], snapshot: Snapshot, now: float
+    ) -> None:
         if self.report and memory and not self.histories:  # it came before the first poll identified its devices
             self._add_memory(self.report, now)
         own = self._own
@@ -272,8 +274,8 @@ class RunState:
         now: float,
     ) -> Headrooms:
         pid, at, mps = self.peer.pid, self.reported_monotonic, resolve_mps_limits(self.hello, uuids)
-        headroom = self.headroom.update(pid, memory, at, snapshot, mps=mps, cgroups=cgroups)
-        self._add_poll(memory, headroom.now, snapshot, now)
+        headroom = self.headroom.compute(pid, memory, at, snapshot, mps=mps, cgroups=cgroups)
+        self._add_to_histories(memory, headroom.now, snapshot, now)
         return headroom
 
     def _headroom_fields(self, headroom: Headrooms, claimed: Mapping[str, str], *, current: bool) -> dict[str, Any]:
@@ -306,8 +308,8 @@ class RunState:
     ) -> dict[str, Any]:
         """Update the leaks, and return the snapshot's."""
         who, age = (self.peer.run_id, self.hello.name), now - self.began_monotonic
-        leaks = self.leaks.update_gpus(self.histories, memory, who, age)
-        return {"leaks": leaks, "host_leak": self.leaks.update_host(usage, available, who, age)}
+        leaks = self.leaks.evaluate_gpus(self.histories, memory, who, age)
+        return {"leaks": leaks, "host_leak": self.leaks.evaluate_host(usage, available, who, age)}
 
     def _headroom_in_step(self, headroom: Headrooms) -> dict[str, float]:
         """Return the headroom at the peak where that is the peak of the last steps."""

@@ -28,13 +28,13 @@ class UsageAccountant:
         self._tallies: dict[str, RunTally] = {}  # by run id
         self._last: float | None = None
 
-    def update(self, poll: JoinedPoll) -> dict[str, RunUsage]:
+    def add_poll(self, poll: JoinedPoll) -> dict[str, RunUsage]:
         """Add a poll; return the usage of each run by id, including a last time those that are gone."""
         before, self._tallies = self._tallies, {}
         for run_id in (run.peer.run_id for run in poll.runs):
             self._tallies[run_id] = before.pop(run_id) if run_id in before else RunTally()
         if poll.runs:
-            self._add_poll(poll)
+            self._add_runs(poll)
         else:
             self._meters, self._last = {}, None
         return {**_flushed(before), **{run_id: tally.usage() for run_id, tally in self._tallies.items()}}
@@ -43,7 +43,7 @@ class UsageAccountant:
         """Return the final usage of each run, as the daemon stops."""
         return _flushed(self._tallies)
 
-    def _add_poll(self, poll: JoinedPoll) -> None:
+    def _add_runs(self, poll: JoinedPoll) -> None:
         last, self._last, runs = self._last, poll.now, poll.runs
         elapsed = poll.now - last if last is not None and poll.now - last <= self._max_gap else 0.0
         devices = _devices(poll.snapshot)
@@ -51,7 +51,7 @@ class UsageAccountant:
         held = [_held(run, listed, devices) if run.up else set[str]() for run in runs]
         self._read_meters(runs, held, devices)
         for run, uuids in zip(runs, held, strict=True):
-            self._update(run, uuids, devices, elapsed)
+            self._add_to_tally(run, uuids, devices, elapsed)
 
     def _read_meters(self, runs: Sequence[RunSnapshot], held: Iterable[set[str]], devices: _Devices) -> None:
         wanted = {uuid for each in held for uuid in each}
@@ -61,7 +61,7 @@ class UsageAccountant:
         for uuid, meter in self._meters.items():
             meter.read(gpus[uuid])
 
-    def _update(self, run: RunSnapshot, held: set[str], devices: _Devices, elapsed: float) -> None:
+    def _add_to_tally(self, run: RunSnapshot, held: set[str], devices: _Devices, elapsed: float) -> None:
         tally = self._tallies[run.peer.run_id]
         if tally.up and not run.up:
             tally.flush()
@@ -83,7 +83,7 @@ class UsageAccountant:
             if gpu.xids:
                 device.update_xids(gpu, run.began, last)
             if run.up:
-                device.update(self._meters[gpu.identity.uuid], held=uuid in held, stepping=stepping)
+                device.add_activity(self._meters[gpu.identity.uuid], held=uuid in held, stepping=stepping)
                 device.update_memory(run.memory.get(uuid), run.headroom.get(uuid), run.headroom_at_peak.get(uuid))
 
 

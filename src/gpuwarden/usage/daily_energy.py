@@ -27,7 +27,7 @@ class DailyEnergy:
         self._since = 0.0
         self._joules = 0.0
 
-    def update(self, snapshot: Snapshot) -> Energy | None:
+    def add_poll(self, snapshot: Snapshot) -> Energy | None:
         """Add a poll; return the energy of the day, or None while none is known.
 
         The energy of a counter window that spans midnight is of the new day.

@@ -45,7 +45,7 @@ class DeviceTally:
         """Return the usage up to now."""
         return replace(self._usage)  # no value of it is changed in place
 
-    def update(self, meter: Meter, *, held: bool, stepping: bool) -> None:
+    def add_activity(self, meter: Meter, *, held: bool, stepping: bool) -> None:
         """Add the GPU's activity since the last poll, if the run had memory allocated."""
         if meter.lapse is not None and held:
             self._add_lapse(meter.lapse, counts_joules=meter.counts_joules, stepping=stepping)

@@ -27,7 +27,7 @@ class RepeatTracker:
     def __init__(self) -> None:
         self._incidents: dict[tuple[str, int], list[_Incident]] = {}
 
-    def update(self, report: XidReport) -> bool:
+    def add_report(self, report: XidReport) -> bool:
         """Add a report; return whether it continues a row of incidents in one part."""
         if not report.part:
             return False

@@ -153,7 +153,7 @@ class XidCollector:
 
     def _add_report(self, report: XidReport, gpu: Gpu | None) -> None:
         """Count an XID, and log it, unless another source has reported it."""
-        repeated = self._repeats.update(report)
+        repeated = self._repeats.add_report(report)
         if self._counts.add(report, repeated=repeated):
             index = gpu.identity.index if gpu else None
             self._log(report, "XID reported", repeated=repeated, gpu=report.gpu, index=index, part=report.part or None)

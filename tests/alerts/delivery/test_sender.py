@@ -49,11 +49,11 @@ class ScriptedDispatcher(Dispatcher):
         self._resolution = Resolution()
 
     def fire(self, *firing: Alert) -> None:
-        """Update with a poll in which these alerts fire."""
+        """Dispatch a poll in which these alerts fire."""
         now = time.monotonic()
         self._resolution.restore(self.pop_restored(), now, time.time())
-        unconfirmed, resolved = self._resolution.update(firing, (), NOTHING, now)
-        self.update(Detection(firing=firing, unconfirmed=unconfirmed, resolved=resolved))
+        unconfirmed, resolved = self._resolution.evaluate(firing, (), NOTHING, now)
+        self.dispatch(Detection(firing=firing, unconfirmed=unconfirmed, resolved=resolved))
 
 
 def dispatcher(

@@ -61,7 +61,7 @@ class Host:
     def poll_all(self, *gpus: Gpu, usages: Mapping[ProcessKey, HostUsage] | None = None) -> list[RunSnapshot]:
         """Poll the GPUs, and return the runs."""
         self.now += 0.5
-        return list(self.runs.update(snapshot(*gpus), self.now, usages or {}))
+        return list(self.runs.add_poll(snapshot(*gpus), self.now, usages or {}))
 
 
 def allocator(**figures: int) -> DeviceMemory:
@@ -326,9 +326,9 @@ def test_overhead_is_measured_between_equal_readings() -> None:
     """A report measures the overhead only if the driver's readings before and after it are equal."""
     overhead = Overhead(GUESS)
     for process_memory, reserved, received in ((None, 5, 1.0), (9, None, 2.0), (8, 5, 3.0), (9, 5, 4.0), (9, 6, 4.0)):
-        overhead.update(process_memory, reserved, received)
+        overhead.add_reading(process_memory, reserved, received)
         assert overhead.bytes == GUESS
-    overhead.update(9, 6, 5.0)
+    overhead.add_reading(9, 6, 5.0)
     assert overhead.bytes == 3
 
 
@@ -420,11 +420,11 @@ def test_limits_of_cgroups(
     host = Host()
     host.report(GPU0=allocator(current=15 * GIB, **figures))
     box = limited(gpu(0, free=10 * GIB, held={7: 20 * GIB + GUESS}), **device)
-    (run,) = host.runs.update(snapshot(box), host.now, cgroups={7: FOLDERS})
+    (run,) = host.runs.add_poll(snapshot(box), host.now, cgroups={7: FOLDERS})
     assert run.headroom == {"GPU-0": left}
     assert RunReadings.memory_headroom_limit_info.read(run) == {("GPU-0", end): 1}
     # The same process in no such cgroup.
-    (free,) = host.runs.update(snapshot(box), host.now, cgroups={7: FOLDERS[2:]})
+    (free,) = host.runs.add_poll(snapshot(box), host.now, cgroups={7: FOLDERS[2:]})
     assert free.headroom == {"GPU-0": GIB if end == "allocator" else 15 * GIB}
 
 
@@ -434,11 +434,11 @@ def test_limit_of_a_run_that_the_driver_does_not_list() -> None:
     host.runs.receive(ALICE, Hello("resnet", "tensorflow", {"GPU:0": "GPU-0"}, mps_memory_limit="0=20G,1=1G"), host.now)
     host.report(GPU0=allocator(current=15 * GIB))
     box = gpu(0, free=10 * GIB, held={99: 40 * GIB})
-    (run,) = host.runs.update(snapshot(box), host.now)
+    (run,) = host.runs.add_poll(snapshot(box), host.now)
     assert run.headroom == {"GPU-0": 5 * GIB - GUESS}
     assert run.headroom_limits["GPU-0"].text == " under its MPS limit of 20.0 GiB"
     limited_box = limited(box, a_b=(18 * GIB, 40 * GIB))
-    (run,) = host.runs.update(snapshot(limited_box), host.now, cgroups={7: FOLDERS})
+    (run,) = host.runs.add_poll(snapshot(limited_box), host.now, cgroups={7: FOLDERS})
     assert run.headroom == {"GPU-0": 3 * GIB - GUESS}
     assert run.headroom_limits["GPU-0"].text == " under its cgroup's limit of 18.0 GiB"
 
@@ -462,5 +462,5 @@ def test_snapshot_without_gpus() -> None:
     """Without a driver headroom is empty, without an error."""
     host = Host()
     host.report(GPU0=allocator(current=GIB))
-    runs = host.runs.update(Snapshot(1.0, 0.0, "driver_not_loaded"), host.now)
+    runs = host.runs.add_poll(Snapshot(1.0, 0.0, "driver_not_loaded"), host.now)
     assert [run.headroom for run in runs] == [{}]

@@ -222,7 +222,7 @@ def test_a_leak_at_an_uneven_pace_is_reported_once(
         ended = bisect_right(ends, number / 4)
         current = (26 if ended < len(kept) else 9 + 5 * (ended - len(kept))) * MIB
         memory.report(number / 4, current, max(current, 27 * MIB), 128 * MIB)
-        reported.append(detector.update(memory, number / 4) is not None)
+        reported.append(detector.evaluate(memory, number / 4) is not None)
     assert sum(map(ne, reported[1:], reported)) == 1
 
 
@@ -232,7 +232,7 @@ def test_a_limit_unknown_for_seconds_does_not_end_a_leak() -> None:
     found = {}
     for at in range(60):
         memory.report(at, (100 + 5 * at) * MIB, (150 + 5 * at) * MIB, None if 40 <= at < 45 else 600 * MIB)
-        found[at] = detector.update(memory, at)
+        found[at] = detector.evaluate(memory, at)
     assert [at for at in range(40, 60) if found[at] is None] == []
     without = {at for at, leak in found.items() if leak is not None and leak.left is None}
     assert without
@@ -275,6 +275,6 @@ def test_few_points_are_no_leak() -> None:
 def test_time_left_falls_between_two_points() -> None:
     """A poll without new points returns the same leak, with the passed time subtracted."""
     memory, detector = leaking(40, lambda _at: 600 * MIB), LeakDetector()
-    first = seconds_left(detector.update(memory, 40.0))
-    assert seconds_left(detector.update(memory, 42.0)) == pytest.approx(first - 2)
-    assert seconds_left(detector.update(memory, 43.0)) == pytest.approx(first - 3)
+    first = seconds_left(detector.evaluate(memory, 40.0))
+    assert seconds_left(detector.evaluate(memory, 42.0)) == pytest.approx(first - 2)
+    assert seconds_left(detector.evaluate(memory, 43.0)) == pytest.approx(first - 3)

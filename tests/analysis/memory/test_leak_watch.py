@@ -55,7 +55,7 @@ class Training:
 
     def poll(self) -> RunSnapshot:
         """Poll, and return the run."""
-        (run,) = self.runs.update(self.gpus, self.now)
+        (run,) = self.runs.add_poll(self.gpus, self.now)
         return run
 
     def second(self, start: int, rate: int) -> RunSnapshot:
@@ -142,12 +142,12 @@ def test_host_leak_ends_at_the_nearest_limit() -> None:
         for reading in range(60):
             used = GIB + reading * 40 * MIB
             cgroup = None if limit is None else CgroupMemory(limit, used)
-            leak = watch.update_host(usage(used, cgroup), 6 * GIB - used, RUN_LABELS, reading * 5.0)
+            leak = watch.evaluate_host(usage(used, cgroup), 6 * GIB - used, RUN_LABELS, reading * 5.0)
         assert leak is not None
         assert leak.bytes_per_second == pytest.approx(8 * MIB, rel=0.02)
         assert leak.left is not None
         forecasts.append(leak.left.seconds)
-        assert watch.update_host(None, None, RUN_LABELS, 301.0) is None
+        assert watch.evaluate_host(None, None, RUN_LABELS, 301.0) is None
     assert forecasts[1] == pytest.approx((4 * GIB - GIB - 59 * 40 * MIB) / (8 * MIB), rel=0.1)
     assert forecasts[0] == pytest.approx((6 * GIB - GIB - 59 * 40 * MIB) / (8 * MIB), rel=0.1)
 
@@ -157,7 +157,7 @@ def test_a_fast_leak_on_the_host_is_urgent() -> None:
     watch = LeakWatch()
     urgent = []
     for at, memory in ((0.0, GIB), (5.0, GIB + 10 * MIB), (10.0, 2 * GIB), (15.0, 3 * GIB), (20.0, 3 * GIB)):
-        watch.update_host(usage(memory), 16 * GIB - memory, RUN_LABELS, at)
+        watch.evaluate_host(usage(memory), 16 * GIB - memory, RUN_LABELS, at)
         urgent.append(watch.urgent)
     assert urgent == [False, False, True, True, False]
 
@@ -169,7 +169,7 @@ def test_host_metrics() -> None:
     for second in range(40):
         training.second(200 * MIB, 0)
         used = GIB + second * 200 * MIB
-        (run,) = runs.update(training.gpus, training.now, {PEER: usage(used)}, available=12 * GIB - used)
+        (run,) = runs.add_poll(training.gpus, training.now, {PEER: usage(used)}, available=12 * GIB - used)
         if second == 1:
             assert [row.read(run) for row in HOST_ROWS] == [None] * 4
     rate, seconds, lower, upper = (row.read(run) for row in HOST_ROWS)

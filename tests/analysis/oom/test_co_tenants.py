@@ -38,7 +38,7 @@ def test_growth_since() -> None:
         (2.0, shared_gpu(p7=12, p8=20, p9=1, p10=2)),
         (3.0, shared_gpu(p7=12, p8=25, p9=1, p10=2, p11=4)),
     ):
-        found = tracker.update(polled, OWNERS, at)
+        found = tracker.add_poll(polled, OWNERS, at)
     most, least = found.taken("GPU-0", {7}, 0.5, now=4.0)
     assert (most.name, most.grown, most.held, most.seconds) == (
         "python process 8 of bob (run 8-77, container jupyter-bob)",
@@ -55,10 +55,10 @@ def test_growth_since() -> None:
 def test_processes_of_the_first_poll() -> None:
     """A process in the first poll did not grow; one that appears in a later poll did."""
     tracker = CoTenantTracker()
-    found = tracker.update(shared_gpu(p8=60), OWNERS, 100.0)
+    found = tracker.add_poll(shared_gpu(p8=60), OWNERS, 100.0)
     assert found.taken("GPU-0", (), 50.0, now=101.0) == ()
-    found = tracker.update(shared_gpu(), OWNERS, 101.0)
-    found = tracker.update(shared_gpu(p8=60), OWNERS, 102.0)
+    found = tracker.add_poll(shared_gpu(), OWNERS, 101.0)
+    found = tracker.add_poll(shared_gpu(p8=60), OWNERS, 102.0)
     assert [each.grown for each in found.taken("GPU-0", (), 50.0, now=103.0)] == [60 * GIB]
 
 
@@ -66,25 +66,25 @@ def test_bounds() -> None:
     """State is bounded for any number of processes and changes, and keeps the first and last values."""
     tracker = CoTenantTracker()
     for each in range(1000):
-        found = tracker.update(shared_gpu(p8=1 + each / 100), OWNERS, float(each))
+        found = tracker.add_poll(shared_gpu(p8=1 + each / 100), OWNERS, float(each))
     (taken,) = found.taken("GPU-0", (), 0.0, now=1000.0)
     assert taken.grown == pytest.approx(9.99 * GIB)
     (process,) = found.devices["GPU-0"].values()
     assert len(process.changes) <= MAX_CHANGES
-    found = tracker.update(shared_gpu(**{f"p{each}": each / 1e4 for each in range(1, 1000)}), OWNERS, 1001.0)
+    found = tracker.add_poll(shared_gpu(**{f"p{each}": each / 1e4 for each in range(1, 1000)}), OWNERS, 1001.0)
     assert len(found.devices["GPU-0"]) == MAX_PROCESSES
 
 
 def test_instances() -> None:
     """A MIG instance has its own co-tenants; a GPU that does not answer has no new ones."""
     tracker = CoTenantTracker()
-    found = tracker.update(snapshot(divided(0, free=[5 * GIB, 5 * GIB])), OWNERS, 0.0)
+    found = tracker.add_poll(snapshot(divided(0, free=[5 * GIB, 5 * GIB])), OWNERS, 0.0)
     shared = snapshot(divided(0, free=[4 * GIB, 5 * GIB], held={8: 0}))
-    found = tracker.update(shared, OWNERS, 1.0)
+    found = tracker.add_poll(shared, OWNERS, 1.0)
     assert [each.pid for each in found.taken("MIG-0-0", (), 0.5, now=2.0)] == [8]
     assert found.taken("MIG-0-1", (), 0.5, now=2.0) == ()
     assert found.taken("GPU-0", (), 0.5, now=2.0) == ()
-    found = tracker.update(snapshot(replace(shared.gpus[0], fault="timeout", processes=())), OWNERS, 3.0)
+    found = tracker.add_poll(snapshot(replace(shared.gpus[0], fault="timeout", processes=())), OWNERS, 3.0)
     assert [each.pid for each in found.taken("MIG-0-0", (), 0.5, now=4.0)] == [8]
 
 
@@ -107,7 +107,7 @@ class RunWithPolls:
         """Poll once."""
         self.now += 0.5
         polled = shared_gpu(**held)
-        (run,) = self.registry.update(polled, self.now, co_tenants=self._tracker.update(polled, OWNERS, self.now))
+        (run,) = self.registry.add_poll(polled, self.now, co_tenants=self._tracker.add_poll(polled, OWNERS, self.now))
         return run
 
     def report(self, steps: int, current: float = 2, peak: float = 12) -> None:

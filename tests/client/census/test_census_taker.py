@@ -89,7 +89,7 @@ def test_census_that_fails_is_the_last(censuses: Censuses) -> None:
 def test_leak_causes_no_action() -> None:
     """Advice on a leak is logged, and is neither pressure nor an event that `on_pressure` answers."""
     state = AdviceState()
-    state.update(LEAK, 0.0)
+    state.handle(LEAK, 0.0)
     assert (state.count, state.pressure, state.pop_unanswered("stop", "warning", 0.0)) == (1, "none", [])
 
 

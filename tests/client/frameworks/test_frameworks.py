@@ -205,18 +205,18 @@ def test_search_prefers_devices(bridge: SimpleNamespace, fake_jax: list[SimpleNa
     fake_torch.initialized = False
     bridge._backends["cpu"] = object()
     memory, search = AllocatorMemory(), FrameworkSearch(None, {})
-    assert search.update(memory, stepped=True)
+    assert search.search(memory, stepped=True)
     assert (search.framework, dict(search.devices)) == ("jax 0.9", {})
-    assert not search.update(memory, stepped=True)
+    assert not search.search(memory, stepped=True)
     fake_torch.initialized = True
-    assert search.update(memory, stepped=True)
+    assert search.search(memory, stepped=True)
     assert (search.framework, set(search.devices), set(memory.latest())) == (
         "torch 2.9",
         {"GPU:0", "GPU:1"},
         {"GPU:1"},
     )
     fake_torch.initialized = False
-    assert not search.update(memory, stepped=True)
+    assert not search.search(memory, stepped=True)
 
 
 @pytest.mark.usefixtures("fake_torch", "known")
@@ -226,9 +226,9 @@ def test_search_wanted(bridge: SimpleNamespace, fake_jax: list[SimpleNamespace])
     search = FrameworkSearch("jax", {"GPU:0": "GPU-a"})
     memory = AllocatorMemory()
     assert (search.framework, dict(search.devices)) == ("jax 0.9", {"GPU:0": "GPU-a"})
-    assert not search.update(memory, stepped=True)
+    assert not search.search(memory, stepped=True)
     bridge._backends["cuda"] = object()
-    search.update(memory, stepped=True)
+    search.search(memory, stepped=True)
     assert (search.framework, dict(search.devices)) == ("jax 0.9", {"GPU:0": "GPU-a"})
     assert memory.latest()["GPU:0"].reserved == 100
 

@@ -65,8 +65,8 @@ def test_inferred(run: Reporter, looks: list[tuple[int, int | None]], expected: 
     last = looks[-1][1]
     batches = fit(run, None, *[examples for _, examples in looks], last)
     for steps, _ in looks:
-        batches.update(steps)
-    batches.update_at_end(looks[-1][0])
+        batches.count_examples(steps)
+    batches.count_examples_at_end(looks[-1][0])
     assert (run.state.batch_size, run.state.largest_batch_size) == (expected, expected)
     assert run.state.examples == (last or None)
     assert batches.failed_batch_size() is None
@@ -80,7 +80,7 @@ def test_declared(run: Reporter, in_epoch: int | None, batch: int, failed: int) 
     """An epoch's last step has the remaining examples; it is the only size if the epoch has no other step."""
     batches = fit(run, in_epoch, None, batch_size=32, has_partial_batch=True, partial_batch_size=5)
     run.state.batch = batch
-    batches.update(1)
+    batches.count_examples(1)
     assert run.state.batch_size == (5 if in_epoch == 1 else 32)
     assert batches.failed_batch_size() == failed
 
@@ -103,12 +103,12 @@ def test_declared_sum(run: Reporter, last: int | None, epoch: int, *, wanted: bo
     )
     counts = []
     for steps in (0, 3):
-        batches.update(steps)
+        batches.count_examples(steps)
         counts.append(run.state.examples)
-    batches.update_at_end(4)
+    batches.count_examples_at_end(4)
     counts.append(run.state.examples)
     batches.begin_epoch()
-    batches.update_at_end(2)  # the fit was asked to stop
+    batches.count_examples_at_end(2)  # the fit was asked to stop
     assert [*counts, run.state.examples] == [None, 96, epoch, epoch + 64]
 
 
@@ -117,34 +117,34 @@ def test_declared_sum_unknown(run: Reporter, batches_in_all: int | None) -> None
     """If an epoch takes fewer batches than there are, the short one may be any step: the metric counts."""
     declared = SimpleNamespace(batch_size=32, has_partial_batch=True, partial_batch_size=5, num_batches=batches_in_all)
     batches = fit(run, 4, 69, 101, wanted=False, **vars(declared))
-    batches.update(3)
+    batches.count_examples(3)
     assert (run.state.examples, run.state.batch_size) == (69, 32)
-    batches.update_at_end(4)
+    batches.count_examples_at_end(4)
     assert run.state.examples == 101
 
 
 def test_exact_without_reads(run: Reporter) -> None:
     """Between two reads of the metric, which take 200 µs, declared examples are counted without it."""
     batches = fit(run, 4, batch_size=32, num_batches=4)
-    batches.update(3, reads=False)
+    batches.count_examples(3, reads=False)
     assert run.state.examples == 96
 
 
 def test_evaluated_within(run: Reporter) -> None:
     """The steps of an epoch that an evaluation within it has parted are one epoch's."""
     batches = fit(run, 4, 32, 64, batch_size=32, num_batches=4, has_partial_batch=True, partial_batch_size=5)
-    batches.update_at_end(1)
+    batches.count_examples_at_end(1)
     parted = run.state.examples
-    batches.update(1)
+    batches.count_examples(1)
     went_on = run.state.examples
-    batches.update_at_end(3)
+    batches.count_examples_at_end(3)
     assert (parted, went_on, run.state.examples) == (32, 64, 101)
 
 
 def test_failed(run: Reporter) -> None:
     """After a step has failed, the examples before it are reported, without reading the metric on the device."""
     batches = fit(run, 4, 32, batch_size=32, num_batches=4)
-    batches.update(1)
+    batches.count_examples(1)
     batches.fail(2)
     assert run.state.examples == 64
 
@@ -153,7 +153,7 @@ def test_no_arrays(run: Reporter) -> None:
     """A DataLoader does not know what its sampler leaves out: its declared sum is not used."""
     feeder = SimpleNamespace(data_adapter=SimpleNamespace(batch_size=36, num_batches=1, partial_batch_size=None))
     batches = ExampleCounter(run, cast(LossReader, Metric(None)), 1, feeder, workers=False)
-    batches.update_at_end(1)
+    batches.count_examples_at_end(1)
     assert (run.state.examples, run.state.batch_size) == (None, 36)
 
 
@@ -167,7 +167,7 @@ def test_a_loader_that_drops_the_last_batch(run: Reporter, last: int, *, drop_la
     loader = torch.DataLoader(torch.Subset(rows, range(20 if drop_last else 4)), batch_size=16, drop_last=drop_last)
     feeder = SimpleNamespace(data_adapter=adapters.TorchDataLoaderAdapter(loader))
     batches = ExampleCounter(run, cast(LossReader, Metric(None)), len(loader), feeder, workers=False)
-    batches.update_at_end(1)
+    batches.count_examples_at_end(1)
     assert run.state.batch_size == last
     assert batches.failed_batch_size() == last
 
@@ -176,7 +176,7 @@ def test_workers(run: Reporter) -> None:
     """The share of this process in a batch of several workers is unknown."""
     feeder = SimpleNamespace(data_adapter=ArrayDataAdapter(batch_size=32, num_batches=4))
     batches = ExampleCounter(run, cast(LossReader, Metric(None)), 4, feeder, workers=True)
-    batches.update_at_end(4)
+    batches.count_examples_at_end(4)
     assert run.state.examples is None
 
 
@@ -184,15 +184,15 @@ def test_metric_set_back(run: Reporter) -> None:
     """A metric that was reset within the epoch continues from there."""
     batches = fit(run, None, 80, 16, 24)
     for steps in (10, 12):
-        batches.update(steps)
-    batches.update_at_end(13)
+        batches.count_examples(steps)
+    batches.count_examples_at_end(13)
     assert run.state.examples == 104
 
 
 def test_methods(run: Reporter) -> None:
     """Keras 2 has methods in place of Keras 3's properties."""
     batches = fit(run, 4, None, batch_size=lambda: 32, has_partial_batch=lambda: False)
-    batches.update_at_end(4)
+    batches.count_examples_at_end(4)
     assert (run.state.batch_size, batches.failed_batch_size()) == (32, 32)
 
 
@@ -200,18 +200,18 @@ def test_methods(run: Reporter) -> None:
 def test_nonsense(run: Reporter, size: Any) -> None:
     """Values that are no batch size are ignored."""
     batches = fit(run, 4, None, batch_size=size, num_batches=4)
-    batches.update_at_end(4)
+    batches.count_examples_at_end(4)
     assert run.state.batch_size is run.state.examples is None
 
 
 def test_epoch_of_unknown_examples(run: Reporter) -> None:
     """Once the examples of an epoch are unknown, the sum of the run is: it would be a lower bound."""
-    fit(run, 4, batch_size=32, num_batches=4).update_at_end(4)
+    fit(run, 4, batch_size=32, num_batches=4).count_examples_at_end(4)
     before = run.state.examples
     unknown = ExampleCounter(run, cast(LossReader, Metric(None, None)), 4, None, workers=False)
-    unknown.update_at_end(0)  # no step
+    unknown.count_examples_at_end(0)  # no step
     none_made = run.state.examples
-    unknown.update_at_end(4)
+    unknown.count_examples_at_end(4)
     during = run.state.examples
-    fit(run, 4, batch_size=32, num_batches=4).update_at_end(4)
+    fit(run, 4, batch_size=32, num_batches=4).count_examples_at_end(4)
     assert (before, none_made, during, run.state.examples) == (128, 128, None, None)

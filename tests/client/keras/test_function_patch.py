@@ -227,7 +227,7 @@ class Doubled:
         """Replace the arguments."""
         return tuple(2 * each for each in arguments)
 
-    def update(self) -> None:
+    def record_wait(self) -> None:
         """Do nothing."""
 
     def pause(self) -> None:

@@ -90,7 +90,7 @@ def test_wait(pipeline: Pipeline, wait: Report) -> None:
     """The wait is the time between executions minus the gaps; the last step has no gap yet."""
     pipeline.train(1, wait=1, compute=8)  # compiles
     pipeline.train(11, wait=0.3, compute=0.1)
-    pipeline.feed.update()
+    pipeline.feed.record_wait()
     assert counted(wait) == pytest.approx((3, 4))
     assert (wait.input_buffered, wait.input_buffer_size) == (3, 4)
 
@@ -99,8 +99,8 @@ def test_looks_add_up(pipeline: Pipeline, wait: Report) -> None:
     """At any times of updates, each step except for the compiling one and the last is observed once."""
     for steps in (4, 1, 7, 2):
         pipeline.train(steps, wait=0.3, compute=0.1)
-        pipeline.feed.update()
-        pipeline.feed.update()
+        pipeline.feed.record_wait()
+        pipeline.feed.record_wait()
     pipeline.feed.pause()
     assert counted(wait) == pytest.approx((12 * 0.3, 12 * 0.4))
 
@@ -109,7 +109,7 @@ def test_many_steps(pipeline: Pipeline, wait: Report) -> None:
     """If tf.data has fewer gaps than there are steps, the last steps are observed: a slow start does not count."""
     pipeline.train(300, wait=0.004, compute=0.001)
     pipeline.train(101, wait=0.001, compute=0.001)
-    pipeline.feed.update()
+    pipeline.feed.record_wait()
     assert counted(wait) == pytest.approx((0.1, 0.2))
 
 
@@ -130,9 +130,9 @@ def test_slow_callback(pipeline: Pipeline, wait: Report, clock: Clock) -> None:
     """The time of other callbacks between two steps is no wait, even right before an update."""
     pipeline.train(11, wait=0.01, compute=0.01)
     clock.now += 5
-    pipeline.feed.update()
+    pipeline.feed.record_wait()
     pipeline.train(5, wait=0.01, compute=0.01)
-    pipeline.feed.update()
+    pipeline.feed.record_wait()
     assert wait.input_wait_seconds == pytest.approx(14 * 0.01)
 
 
@@ -150,10 +150,10 @@ def test_forgotten_gap(pipeline: Pipeline, wait: Report) -> None:
     pipeline.train(11, wait=0.1, compute=0.1)
     pipeline.train(1, wait=0.1, compute=12)
     pipeline.train(11, wait=0.1, compute=0.1)
-    pipeline.feed.update()
+    pipeline.feed.record_wait()
     assert wait.input_observed_seconds is None
     pipeline.train(11, wait=0.1, compute=0.1)
-    pipeline.feed.update()
+    pipeline.feed.record_wait()
     assert wait.input_observed_seconds == pytest.approx(2.2)
 
 
@@ -161,21 +161,21 @@ def test_several_steps(wait: Report, clock: Clock, tf_data: None) -> None:
     """Several steps an execution: the wait is unknown, and the buffer is known."""
     pipeline = Pipeline(clock, TfDataWait(wait, 5, clock))
     pipeline.train(11, wait=0.3, compute=0.1, fetches=5)
-    pipeline.feed.update()
+    pipeline.feed.record_wait()
     assert (wait.input_wait_seconds, wait.input_observed_seconds, wait.input_buffered) == (None, None, 3)
 
 
 def test_several_batches(pipeline: Pipeline, wait: Report) -> None:
     """A custom step that fetches two batches is detected, and its wait is unknown."""
     pipeline.train(11, wait=0.3, compute=0.1, fetches=2)
-    pipeline.feed.update()
+    pipeline.feed.record_wait()
     assert (wait.input_wait_seconds, wait.input_observed_seconds) == (None, None)
 
 
 def test_never_looked_at(pipeline: Pipeline, wait: Report) -> None:
     """Without updates the memory is bounded, and steps that were not kept are not observed."""
     pipeline.train(2 * MAX_EXECUTIONS, wait=0.001, compute=0.001)
-    pipeline.feed.update()
+    pipeline.feed.record_wait()
     assert wait.input_observed_seconds is None
 
 
@@ -194,7 +194,7 @@ def test_no_model(
     pipeline = Pipeline(clock, TfDataWait(wait, 1, clock))
     for _ in range(3):
         pipeline.train(3, wait=0.1, compute=0.1)
-        pipeline.feed.update()
+        pipeline.feed.record_wait()
     assert wait == UNKNOWN
     assert len(asked) == 2  # in the compiling execution and at the first look
 
@@ -205,7 +205,7 @@ def test_older_tensorflow(wait: Report, clock: Clock, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
     pipeline = Pipeline(clock, TfDataWait(wait, 1, clock))
     pipeline.train(3, wait=0.1, compute=0.1)
-    pipeline.feed.update()
+    pipeline.feed.record_wait()
     assert wait == UNKNOWN
 
 
@@ -223,7 +223,7 @@ def test_buffered(pipeline: Pipeline, wait: Report, nodes: dict[int, Any], buffe
     """Ready batches are those of one prefetch behind which nothing turns examples into batches."""
     pipeline.nodes = nodes
     pipeline.train(1, wait=0.1, compute=0.1)
-    pipeline.feed.update()
+    pipeline.feed.record_wait()
     assert wait.input_buffered == buffered
 
 
@@ -235,7 +235,7 @@ def test_iterator_is_let_go(wait: Report, clock: Clock, tf_data: None) -> None:
     died = weakref.ref(pipeline)
     del pipeline
     assert died() is None
-    feed.update()
+    feed.record_wait()
     assert wait == UNKNOWN
 
 
@@ -289,14 +289,14 @@ def jax(wait: Report, clock: Clock) -> Jax:
 def test_jax_slow_input(jax: Jax, wait: Report) -> None:
     """If Keras waits for each step, as some callbacks make it, the time of `next` is the wait."""
     jax.train(12, wait=0.3, compute=0.1, rest=0.1)
-    jax.feed.update()
+    jax.feed.record_wait()
     assert counted(wait) == pytest.approx((3, 4))
 
 
 def test_jax_fast_input(jax: Jax, wait: Report) -> None:
     """While the device still computes there is no wait, however long `next` takes."""
     jax.train(12, wait=0.09, compute=0.1)
-    jax.feed.update()
+    jax.feed.record_wait()
     assert wait.input_wait_seconds == 0
     assert wait.input_observed_seconds == pytest.approx(1, rel=0.2)
 
@@ -304,11 +304,11 @@ def test_jax_fast_input(jax: Jax, wait: Report) -> None:
 def test_jax_unknown(jax: Jax, wait: Report) -> None:
     """If the device finishes while `next` runs, the time until the next update is not observed."""
     jax.train(12, wait=0.3, compute=0.1)
-    jax.feed.update()
+    jax.feed.record_wait()
     assert wait == UNKNOWN
     jax.train(1, wait=0.3, compute=0.1, rest=0.1)
     jax.train(21, wait=0.3, compute=0.1, rest=0.1)
-    jax.feed.update()
+    jax.feed.record_wait()
     assert counted(wait)[0] == pytest.approx(20 * 0.3, abs=0.31)
 
 

@@ -126,9 +126,9 @@ def full_state() -> State:
 def test_reference_names_every_key() -> None:
     """The reference has each key of a nearly complete response, with a sentence as its meaning."""
     events = EventLog()
-    events.update(full_state())
+    events.add_poll(full_state())
     series = HistorySeries()
-    series.update(full_state(), 1.0)
+    series.add_poll(full_state(), 1.0)
     found = re.findall(r"^- (`[^:]+): (.+)$", "\n".join(render_reference()), re.MULTILINE)
     rows = [(name, meaning) for names, meaning in found for name in re.findall(r"`(\w+)`", names)]
     assert [name for name, meaning in rows if not meaning.endswith((".", "*Private.*"))] == []
@@ -319,7 +319,7 @@ def test_response_is_cached_per_poll(tmp_path: Path, monkeypatch: pytest.MonkeyP
         await warden.poll()
         assert warden.routes.serve_state(REQUEST).body != first
         assert warden.routes.serve_history(REQUEST).body is history  # no new point yet
-        monkeypatch.setattr(RunRegistry, "update", lambda *_: 1 / 0)
+        monkeypatch.setattr(RunRegistry, "add_poll", lambda *_: 1 / 0)
         await warden.poll_or_clear()
         assert warden.routes.serve_state(REQUEST).status == warden.routes.serve_history(REQUEST).status == 503
 

@@ -1,4 +1,4 @@
-"""Dispatcher of the daemon's own alerts: updates each target's sender by what the detector found."""
+"""Dispatcher of the daemon's own alerts: passes what the detector found to each target's sender."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class Dispatcher:
         """Return, once, what an earlier daemon sent as firing."""
         return [alert for sender in self._notifiers for alert in sender.pop_restored()]
 
-    def update(self, detection: Detection) -> None:
+    def dispatch(self, detection: Detection) -> None:
         """Pass the alerts of one poll on."""
         for sender in self._alertmanagers:  # without confirmation of endings, as from Prometheus
-            sender.update(Detection(firing=detection.firing))
+            sender.add_detection(Detection(firing=detection.firing))
         for sender in self._notifiers:
-            sender.update(detection)
+            sender.add_detection(detection)
 
     async def stop(self) -> None:
         """Send new alerts for a short time, and end; targets that hang are abandoned."""

@@ -57,8 +57,8 @@ class Queue:
             gone = now + RESTORED_SECONDS if known is None else known.gone
             self._entries[alert.key] = _Entry(known.alert if known else alert, now, sent=now - seconds, gone=gone)
 
-    def update(self, alerts: Detection, now: float) -> None:
-        """Update by the alerts of one poll."""
+    def add_detection(self, alerts: Detection, now: float) -> None:
+        """Add the alerts of one poll, and mark those that no longer fire."""
         current = {alert.key: alert for alert in alerts.firing if self._concerns(alert.name)}
         self._note_gone(current, alerts, now)
         left_out: set[AlertKey] = set()

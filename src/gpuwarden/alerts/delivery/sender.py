@@ -27,7 +27,7 @@ LOG_AGAIN_SECONDS = 3600.0  # after which the same error is logged again
 
 
 class Sender:
-    """Delivery to one target. `update` and `stop` are called by the event loop, and never block."""
+    """Delivery to one target. `add_detection` and `stop` are called by the event loop, and never block."""
 
     def __init__(self, target: Target, saved: SentAlerts | None = None) -> None:
         self.target = target
@@ -78,12 +78,12 @@ class Sender:
             restored, self._restored = self._restored, []
         return restored
 
-    def update(self, alerts: Detection) -> None:
-        """Update the queue by the alerts of one poll. A bug is logged, and affects only this target."""
+    def add_detection(self, alerts: Detection) -> None:
+        """Add the alerts of one poll to the queue. A bug is logged, and affects only this target."""
         now = time.monotonic()
         try:
             with self._turn:
-                self._queue.update(alerts, now)
+                self._queue.add_detection(alerts, now)
                 if self._next_message()[0] < self._wakes:
                     self._turn.notify()
                 if now - self._sending_since > STUCK_SECONDS:

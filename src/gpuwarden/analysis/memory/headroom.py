@@ -125,8 +125,8 @@ class Overhead:
     _held: float | None = None
     _reported_at: float | None = None
 
-    def update(self, held: float | None, reserved: float | None, reported_at: float | None) -> None:
-        """Update with the process's memory at a poll, and its allocator's pool in the last report, at `reported_at`.
+    def add_reading(self, held: float | None, reserved: float | None, reported_at: float | None) -> None:
+        """Add the process's memory at a poll, and its allocator's pool in the last report, at `reported_at`.
 
         Measures if the driver's figure is the same before and after a report: then the pool has not changed between
         report and poll. A run that keeps growing, or is within one long step, is not measured.
@@ -159,7 +159,7 @@ class HeadroomTracker:
         self._basis: Mapping[str, DeviceMemory] = {}
         self._last = Headrooms()
 
-    def update(
+    def compute(
         self,
         pid: int,
         memory: Mapping[str, DeviceMemory],
@@ -203,7 +203,7 @@ class HeadroomTracker:
         # Below the memory in use, the figure does not count all of the pool.
         reserved = device.reserved if device.reserved and device.reserved >= device.current else None
         overhead = self._overheads.setdefault(uuid, Overhead(self._guess))
-        overhead.update(held, reserved, reported_at)
+        overhead.add_reading(held, reserved, reported_at)
         return reserved if held is None else held - overhead.bytes
 
     def at_error(self, memory: Mapping[str, DeviceMemory]) -> Headrooms:

@@ -234,7 +234,7 @@ class LeakDetector:
     _closed: int = -1
     _at: float = 0.0  # when `leak` was evaluated
 
-    def update(self, series: Downsampled[MemoryWindow], now: float, since: float = 0.0) -> Leak | None:
+    def evaluate(self, series: Downsampled[MemoryWindow], now: float, since: float = 0.0) -> Leak | None:
         """Return the leak there is `now`, by the series' own clock, in what came `since` a time."""
         if series.closed != self._closed:
             self._closed = series.closed

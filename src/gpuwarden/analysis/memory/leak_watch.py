@@ -41,7 +41,7 @@ class LeakWatch:
     _usage: HostUsage | None = None  # the last sample of the host
     _out_of_memory: bool = False  # since a leak was reported last
 
-    def update_gpus(
+    def evaluate_gpus(
         self, histories: Mapping[str, MemoryHistory], current: Collection[str], who: tuple[str, str], now: float
     ) -> dict[str, Leak]:
         """Return the leaks by UUID, of the GPUs that are current; `who` is the run's id and name."""
@@ -53,13 +53,13 @@ class LeakWatch:
             history = histories.get(uuid)
             if history is None or history.training_began is None:
                 continue
-            leak = self._places[uuid].detector.update(history.series, now, history.training_began)
+            leak = self._places[uuid].detector.evaluate(history.series, now, history.training_began)
             self._report(uuid, leak, who)
             if leak is not None:
                 found[uuid] = leak
         return found
 
-    def update_host(
+    def evaluate_host(
         self, usage: HostUsage | None, available: float | None, who: tuple[str, str], now: float
     ) -> Leak | None:
         """Return the leak of the processes' memory; `available` is what the host has left, in bytes.
@@ -74,7 +74,7 @@ class LeakWatch:
         if usage is not self._usage:
             self._usage = usage
             self._sample_host(present.memory, _host_limit(present, available), now)
-        leak = self._places[HOST].detector.update(self._host_memory, now)
+        leak = self._places[HOST].detector.evaluate(self._host_memory, now)
         self._report(HOST, leak, who)
         return leak
 

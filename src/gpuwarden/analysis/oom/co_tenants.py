@@ -125,10 +125,10 @@ class CoTenantTracker:
         self._devices: Mapping[str, Mapping[int, CoTenant]] = {}
         self._last = 0.0  # poll
 
-    def update(
+    def add_poll(
         self, snapshot: Snapshot, owners: Owners, now: float, run_names: Mapping[str, str] = NO_NAMES
     ) -> CoTenants:
-        """Return the processes of a poll with their past memory; on a GPU that is not up they stay unchanged.
+        """Add a poll; return its processes with their past memory; on a GPU that is not up they stay unchanged.
 
         `now` is monotonic; `run_names` are by run id.
         """

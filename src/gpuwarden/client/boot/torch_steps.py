@@ -55,9 +55,9 @@ class _TorchSteps:
 
     def hook(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Count a step that has ended; what it would raise would come out of the optimizer's `step()`."""
-        call_guarded(self._update, optimizer, sys._getframe(1), default=None)  # noqa: SLF001 - inspect is slower
+        call_guarded(self._count_step, optimizer, sys._getframe(1), default=None)  # noqa: SLF001 - inspect is slower
 
-    def _update(self, optimizer: Any, wrapper: FrameType) -> None:
+    def _count_step(self, optimizer: Any, wrapper: FrameType) -> None:
         if _is_within(wrapper.f_back, wrapper.f_code) or not (steps := self._leader.count(optimizer)):
             return
         if self._loop is None:

@@ -29,14 +29,14 @@ class FrameworkSearch:
         self.framework = self._name_imported()
         self.devices: Mapping[str, str | None] = add_named_devices({}, named)
 
-    def update(self, memory: AllocatorMemory, *, stepped: bool) -> bool:
+    def search(self, memory: AllocatorMemory, *, stepped: bool) -> bool:
         """Search once, in some µs, and make `memory` watch the result; return whether it has changed.
 
         `stepped`: the program has computed something, so a framework without a GPU will use none.
         """
         before = self.framework, self.devices, self.no_gpu
         if not self._over:
-            self._search(memory)
+            self._add_running_frameworks(memory)
         name = self.framework.partition(" ")[0]
         if self.devices:
             self.no_gpu = None
@@ -46,7 +46,7 @@ class FrameworkSearch:
             self.no_gpu = find_no_gpu_reason(name)
         return before != (self.framework, self.devices, self.no_gpu)
 
-    def _search(self, memory: AllocatorMemory) -> None:
+    def _add_running_frameworks(self, memory: AllocatorMemory) -> None:
         for name in frameworks.list_running_frameworks():
             if not self._over and name not in self._tried and self._wanted in (None, name):
                 self._add_framework(name, memory)

@@ -106,7 +106,7 @@ def check_xids(context: Context) -> Iterator[CheckResult]:
     if not readable:
         yield skipped("the kernel log cannot be read; run as root to check it")
         return
-    rated = [(report, _explain(report, repeats.update(report))) for report in reports]
+    rated = [(report, _explain(report, repeats.add_report(report))) for report in reports]
     worst = next((s for s in ("critical", "warning") if any(xid.severity == s for _, xid in rated)), None)
     if worst is None:
         since = "in the part of the log that is left" if lost else "since the machine started"

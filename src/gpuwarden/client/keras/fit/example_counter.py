@@ -56,8 +56,8 @@ class ExampleCounter:
         self._steps = self._examples = self._reported = 0
         self._before = 0  # steps of this epoch before the last evaluation within it
 
-    def update(self, steps: int, *, reads: bool = True) -> None:
-        """Update between two steps; `steps` were made since the epoch, or this part of it, started.
+    def count_examples(self, steps: int, *, reads: bool = True) -> None:
+        """Count the examples between two steps; `steps` were made since the epoch, or this part of it, started.
 
         Without `reads` the metric is not read; exact examples need none.
         """
@@ -67,8 +67,8 @@ class ExampleCounter:
             self._steps, self._examples = steps, counted
         self._report(counted if self._exact is None else self._exact.sum(self._before + steps))
 
-    def update_at_end(self, steps: int) -> None:
-        """Update after the last step of the epoch, or of a part of it, which may be shorter than the others."""
+    def count_examples_at_end(self, steps: int) -> None:
+        """Count the examples after the last step of the epoch, or of a part of it; that step may be shorter."""
         self._before += steps
         exact = self._exact
         complete = exact is not None and self._before == exact.number

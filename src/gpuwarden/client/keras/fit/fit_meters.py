@@ -54,7 +54,7 @@ class FitMeters:
         """Count the remaining steps when validation starts or the epoch ends."""
         made = self.steps.end_epoch()
         if made is not None:
-            self._examples.update_at_end(made)
+            self._examples.count_examples_at_end(made)
         if self.input is not None:
             self.input.pause()
 
@@ -68,11 +68,11 @@ class FitMeters:
         self._run.count_ended()  # so that examples and steps are of the same moment
         is_due = now >= self._metrics_due
         if is_due or self._examples.is_exact:
-            self._examples.update(self._run.state.batch or 0, reads=is_due)
+            self._examples.count_examples(self._run.state.batch or 0, reads=is_due)
         if is_due:
             self._metrics_due = now + METRICS_INTERVAL_SECONDS
             if self.input is not None:
-                self.input.update()
+                self.input.record_wait()
 
     def fail(self) -> int | None:
         """Count the remaining steps after the current step has failed; return that step's examples if known."""

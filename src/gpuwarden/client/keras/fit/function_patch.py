@@ -27,11 +27,11 @@ class InputMeter(Protocol):
     def __call__(self, arguments: tuple[Any, ...], /) -> tuple[Any, ...]:
         """Return the arguments to pass to the train function in place of Keras's."""
 
-    def update(self) -> None:
-        """Update the input wait; called between two executions, about once a second."""
+    def record_wait(self) -> None:
+        """Record the input wait; called between two executions, about once a second."""
 
     def pause(self) -> None:
-        """Update once more and stop until the next execution: the epoch ends or validation starts."""
+        """Record the wait once more and stop until the next execution: the epoch ends or validation starts."""
 
 
 class ReturnCounter:

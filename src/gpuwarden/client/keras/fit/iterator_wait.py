@@ -18,8 +18,8 @@ class IteratorWait:
 
     JAX computes while Python continues. If the previous step was done when `next` was called, all of the call is wait;
     if it was still not done when the batch arrived, none of it is. In between the wait is unknown; if such calls take
-    more than a tenth of the time since the last update, that time is not observed. With several steps an execution
-    nothing can be measured. The first execution compiles and is left out.
+    more than a tenth of the time since the last `record_wait`, that time is not observed. With several steps an
+    execution nothing can be measured. The first execution compiles and is left out.
     """
 
     def __init__(self, state: Report, clock: Callable[[], float] = monotonic) -> None:
@@ -46,7 +46,7 @@ class IteratorWait:
         self._compiled = True
         return state, timed
 
-    def update(self) -> None:
+    def record_wait(self) -> None:
         """Count the finished steps, if their wait is known."""
         timed = self._timed
         if timed is None:
@@ -56,8 +56,8 @@ class IteratorWait:
         self._observed = timed.waited = timed.unsure = 0.0
 
     def pause(self) -> None:
-        """Update, and observe nothing until the next execution."""
-        self.update()
+        """Record the wait, and observe nothing until the next execution."""
+        self.record_wait()
         self._timed = self._since = None
 
 

@@ -21,7 +21,7 @@ from gpuwarden.protocol.messages import Report
 
 MAX_GAPS = 100  # kept by tf.data: model.cc
 MAX_GAP_SECONDS = 10.0  # tf.data drops longer ones: model.cc
-MAX_EXECUTIONS = 8192  # between two updates; with more, none is observed
+MAX_EXECUTIONS = 8192  # between two calls of `record_wait`; with more, none is observed
 
 
 class TfDataWait:
@@ -29,8 +29,8 @@ class TfDataWait:
 
     The wait is known if each execution is one step (`per_execution` 1) that fetches one batch: a loop inside an
     execution fetches the next batch while it still computes. It is unknown without autotuning, for the distributed
-    iterator of a strategy, and for steps of 10 s or more. Of the steps since the last update only the last 100 are
-    observed: tf.data keeps that many gaps. The first execution compiles and is left out.
+    iterator of a strategy, and for steps of 10 s or more. Of the steps since the last `record_wait` only the last 100
+    are observed: tf.data keeps that many gaps. The first execution compiles and is left out.
 
     Reading the model takes about 50 µs, the first time 2 ms; that is during the execution that compiles.
     """
@@ -42,7 +42,7 @@ class TfDataWait:
         self._read_model: Callable[[Any], Any] | None = _find_reader()
         self._compiled = False
         self._iterator: weakref.ref[Any] | None = None
-        # Start times of the executions since the last update, and of the one before them.
+        # Start times of the executions since the last `record_wait`, and of the one before them.
         self._begins: deque[float] = deque(maxlen=MAX_EXECUTIONS)
         self._fetched = 0  # batches before the first of these
 
@@ -54,7 +54,7 @@ class TfDataWait:
             self._begins.append(self._clock())
         return arguments
 
-    def update(self) -> None:
+    def record_wait(self) -> None:
         """Read tf.data's model; if that fails, it is not read again."""
         iterator = self._iterator and self._iterator()
         if iterator is None or self._read_model is None:
@@ -70,8 +70,8 @@ class TfDataWait:
         self._state.input_buffered, self._state.input_buffer_size = _read_prefetch(model)
 
     def pause(self) -> None:
-        """Update once more and release the iterator."""
-        self.update()
+        """Record the wait once more and release the iterator."""
+        self.record_wait()
         clear_input_buffer(self._state)
         self._iterator = None
         self._begins.clear()
@@ -88,7 +88,7 @@ class TfDataWait:
     def _count_fetched(self, iterator: Any) -> int:
         try:
             return _count_fetches(self._read_model(iterator)) if self._read_model else 0
-        except Exception:  # noqa: BLE001 - the next update finds out whether it has no model
+        except Exception:  # noqa: BLE001 - the next call finds out whether it has no model
             return 0
 
     def _observe(self, model: Any) -> None:
