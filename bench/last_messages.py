@@ -26,7 +26,7 @@ from programs import conditions
 
 sys.path.append(str(ROOT / "tests/support"))
 
-from services import Daemon, Process, Samples, ending, fetch, until
+from services import Daemon, Process, Samples, end_processes, fetch, wait_until
 
 Training = dict[str, Any]  # what failing_training.py prints
 
@@ -56,8 +56,8 @@ def serving(folder: Path) -> Iterator[Daemon]:
     env = {**environment(folder, gpus=2), "MALLOC_ARENA_MAX": "1"}
     del env["STATE_DIRECTORY"]  # the daemon's own
     daemon = Daemon(folder / "daemon", "--config", str(folder / "config.yaml"), env=env)
-    with ending(daemon):
-        until(lambda: daemon.samples().up() == [1, 1], "both GPUs are read")
+    with end_processes(daemon):
+        wait_until(lambda: daemon.samples().up() == [1, 1], "both GPUs are read")
         yield daemon
 
 
@@ -71,7 +71,7 @@ def train(daemon: Daemon, folder: Path, count: int) -> Iterator[Training]:
         while True:
             for number in islice(numbers, AT_ONCE - len(running)):
                 running.append(Process(command, folder / f"training-{number}.log", variables))
-                stack.enter_context(ending(running[-1]))
+                stack.enter_context(end_processes(running[-1]))
             if not running:
                 return
             for each in [each for each in running if each.popen.poll() is not None]:
@@ -122,7 +122,7 @@ def measure(count: int) -> Iterator[tuple[str, object, object]]:
         daemon = stack.enter_context(serving(folder))
         for number in range(BUSY_PROCESSES):
             busy = Process([sys.executable, "-c", "while True: pass"], folder / f"busy-{number}.log")
-            stack.enter_context(ending(busy))
+            stack.enter_context(end_processes(busy))
         began, loads, trainings = time.monotonic(), list[float](), list[Training]()
         for training in train(daemon, folder, count):
             trainings.append(training)
@@ -130,7 +130,9 @@ def measure(count: int) -> Iterator[tuple[str, object, object]]:
         minutes = (time.monotonic() - began) / 60
         yield "trainings", f"{count}, {AT_ONCE} at once, in {minutes:.0f} min at load {median(loads):.0f}", None
         pids = {each["pid"] for each in trainings}
-        records = until(lambda: found if (found := list_records(daemon)).keys() >= pids else None, "all records", 120)
+        records = wait_until(
+            lambda: found if (found := list_records(daemon)).keys() >= pids else None, "all records", 120
+        )
         yield from compare(daemon.samples(), trainings, records)
         yield "daemon is alive", daemon.popen.poll() is None, True
         yield "tracebacks and internal errors in its log", sum(map(daemon.output().count, FAULTS)), 0

@@ -17,7 +17,7 @@ for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
 
-pytest_plugins = ["client_ends", "kernel_log_fifo", "mock_nvml.fixtures"]
+pytest_plugins = ["run_socket_fixtures", "kernel_log_fifo", "mock_nvml.fixtures"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

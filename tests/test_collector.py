@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from faulty_simulation import FaultySimulation
-from golden_boxes import FOLDER, GOLDENS, RECORDED, replayed
+from golden_boxes import FOLDER, GOLDENS, RECORDED, render_replay
 from prometheus_client import CollectorRegistry, generate_latest
 from pynvml import NVML_ERROR_LIBRARY_NOT_FOUND
 from services import ROOT
@@ -66,7 +66,7 @@ def test_goldens_are_what_prometheus_client_writes() -> None:
             pages[name] = generate_latest(registered(tables))
             return iter(tables.tables)
 
-        page = replayed(FOLDER / f"{name}.json", kept)
+        page = render_replay(FOLDER / f"{name}.json", kept)
         assert page == (FOLDER / f"{name}.prom").read_bytes()
         assert pages[name].decode().splitlines() == page.decode().splitlines(), name
 

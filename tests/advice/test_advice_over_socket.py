@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import ROOT, Daemon, Process, ending, until
+from services import ROOT, Daemon, Process, end_processes, wait_until
 
 from mock_nvml import MockNvml
 
@@ -42,8 +42,8 @@ class Run(Process):
         folder.mkdir(exist_ok=True)
         super().__init__(command, folder / f"run{len(list(folder.iterdir()))}.log")
         prepare(self.pid)
-        self.say("begin")
-        until(lambda: "ready" in self.output(), "the run's hello")
+        self.send_line("begin")
+        wait_until(lambda: "ready" in self.output(), "the run's hello")
 
     def received(self) -> list[dict[str, Any]]:
         """Return the advice received until now."""
@@ -62,7 +62,7 @@ def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
     config = tmp_path / "config.yaml"
     config.write_text("pressure: {hold: 300ms}\npoll: {interval: 300ms, slow_interval: 1s}\n")
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=2, frozen=1))
-    with ending(daemon):
+    with end_processes(daemon):
         yield daemon
 
 
@@ -99,7 +99,7 @@ def slow_daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
     config = tmp_path / "slow.yaml"
     config.write_text(SLOW_POLLS)
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=2, frozen=1))
-    with ending(daemon):
+    with end_processes(daemon):
         yield daemon
 
 
@@ -121,14 +121,14 @@ def test_pressure_advice_follows_memory(
     """As a co-tenant takes the free memory, the run receives each level with its headroom, and the end."""
     run = start(daemon, {uuids[0]: 39 * GIB})
     set_memory(mock_nvml, 0, 40000, {run.pid: 40})
-    until(lambda: level(daemon, uuids[0]) == 0, "no pressure")
+    wait_until(lambda: level(daemon, uuids[0]) == 0, "no pressure")
     set_memory(mock_nvml, 0, 3000, {run.pid: 40, 1: 36})
-    until(lambda: ("pressure", "memory", "warning") in run.kinds(), "warning")
+    wait_until(lambda: ("pressure", "memory", "warning") in run.kinds(), "warning")
     set_memory(mock_nvml, 0, 1000, {run.pid: 40, 1: 38})
-    until(lambda: ("pressure", "memory", "critical") in run.kinds(), "critical")
-    until(lambda: level(daemon, uuids[0]) == 2, "its level")
+    wait_until(lambda: ("pressure", "memory", "critical") in run.kinds(), "critical")
+    wait_until(lambda: level(daemon, uuids[0]) == 2, "its level")
     set_memory(mock_nvml, 0, 40000, {run.pid: 40})
-    until(lambda: ("pressure", "memory", "none") in run.kinds(), "its end")
+    wait_until(lambda: ("pressure", "memory", "none") in run.kinds(), "its end")
     pressure = [each for each in run.received() if each["kind"] == "pressure"]
     assert [each["level"] for each in pressure] == ["warning", "critical", "none"]
     slack = GIB - OVERHEAD  # of its own pool
@@ -137,7 +137,7 @@ def test_pressure_advice_follows_memory(
     assert [each["serial"] for each in run.received()] == list(
         range(1, len(run.received()) + 1)
     )  # advice on co-tenants included
-    until(lambda: daemon.samples().value("gpuwarden_run_advice_total", kind="pressure") == 3, "the count")
+    wait_until(lambda: daemon.samples().value("gpuwarden_run_advice_total", kind="pressure") == 3, "the count")
     assert level(daemon, uuids[0]) == 0
 
 
@@ -152,12 +152,14 @@ def test_headroom_is_sent_to_runs_that_want_it(
 
     memory = {uuids[0]: 39 * GIB, uuids[1]: GIB}
     run, other = start(daemon, memory, prepare, headroom=True), start(daemon, {uuids[0]: GIB})
-    until(run.received, "the headroom")
+    wait_until(run.received, "the headroom")
     polled = daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0
-    until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > polled + 0.7, "two more polls")
+    wait_until(
+        lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > polled + 0.7, "two more polls"
+    )
     assert [each["bytes"] for each in run.received()] == [20000 * MIB + GIB - OVERHEAD]
-    run.say(json.dumps(memory))
-    until(lambda: len(run.received()) == 2, "the headroom after a report")
+    run.send_line(json.dumps(memory))
+    wait_until(lambda: len(run.received()) == 2, "the headroom after a report")
     assert other.received() == []
 
 
@@ -169,10 +171,10 @@ def test_only_affected_runs_receive_advice(
     without_advice, elsewhere = start(daemon, {uuids[0]: 4 * GIB}, hears=False), start(daemon, {uuids[1]: 19 * GIB})
     set_memory(mock_nvml, 0, 200, {near.pid: 20, roomy.pid: 40, without_advice.pid: 5})
     set_memory(mock_nvml, 1, 40000, {elsewhere.pid: 20})
-    until(lambda: ("pressure", "memory", "critical") in near.kinds(), "critical")
-    until(lambda: level(daemon, uuids[0]) == 2, "its level")
+    wait_until(lambda: ("pressure", "memory", "critical") in near.kinds(), "critical")
+    wait_until(lambda: level(daemon, uuids[0]) == 2, "its level")
     set_memory(mock_nvml, 0, 40000, {near.pid: 20, roomy.pid: 40, without_advice.pid: 5})
-    until(lambda: ("pressure", "memory", "none") in near.kinds(), "its end")
+    wait_until(lambda: ("pressure", "memory", "none") in near.kinds(), "its end")
     assert (roomy.kinds(), elsewhere.kinds(), without_advice.received()) == ([], [], [])
     advised = {dict(labels)["run_id"] for labels in daemon.samples().all("gpuwarden_run_advice_total")}
     assert len(advised) == 3
@@ -185,11 +187,11 @@ def test_reconnected_run_receives_the_level(
     """The level is sent again, once, on a new connection, and to a run that starts during an episode."""
     first = start(daemon, {uuids[0]: 19 * GIB})
     set_memory(mock_nvml, 0, 100, {first.pid: 20})
-    until(lambda: len(first.kinds()) == 1, "critical")
-    first.say('{"again": true}')
-    until(lambda: len(first.kinds()) == 2, "the same again")
+    wait_until(lambda: len(first.kinds()) == 1, "critical")
+    first.send_line('{"again": true}')
+    wait_until(lambda: len(first.kinds()) == 2, "the same again")
     second = start(daemon, {uuids[0]: 19 * GIB}, lambda pid: set_memory(mock_nvml, 0, 100, {first.pid: 20, pid: 20}))
-    until(lambda: len(second.kinds()) == 1, "the same for a new run")
+    wait_until(lambda: len(second.kinds()) == 1, "the same for a new run")
     assert first.kinds() == [("pressure", "memory", "critical")] * 2
 
 
@@ -201,12 +203,12 @@ def test_thermal_advice_goes_to_runs_on_the_gpu(
     there = start(daemon, {uuids[1]: GIB}, lambda pid: mock_nvml.processes(1, {pid: GIB}))
     for gpu, run in enumerate((here, there)):
         set_memory(mock_nvml, gpu, 40000, {run.pid: 2})
-    until(lambda: level(daemon, uuids[0]) == 0, "no pressure")
+    wait_until(lambda: level(daemon, uuids[0]) == 0, "no pressure")
     mock_nvml.set(0, "throttle", 0x40)  # nvmlClocksThrottleReasonHwThermalSlowdown
-    until(lambda: here.kinds() == [("pressure", "thermal", "critical")], "critical")
-    until(lambda: level(daemon, uuids[0], "thermal") == 2, "its level")
+    wait_until(lambda: here.kinds() == [("pressure", "thermal", "critical")], "critical")
+    wait_until(lambda: level(daemon, uuids[0], "thermal") == 2, "its level")
     mock_nvml.set(0, "throttle", 0)
-    until(lambda: here.kinds()[1:] == [("pressure", "thermal", "none")], "its end")
+    wait_until(lambda: here.kinds()[1:] == [("pressure", "thermal", "none")], "its end")
     assert there.received() == []
 
 
@@ -216,12 +218,12 @@ def test_xid_that_needs_a_reset(
     """An XID is sent once, with what to do; one caused by the program is not."""
     here = start(daemon, {uuids[0]: GIB}, lambda pid: mock_nvml.processes(0, {pid: GIB}))
     there = start(daemon, {uuids[1]: GIB}, lambda pid: mock_nvml.processes(1, {pid: GIB}))
-    until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "the event source")
+    wait_until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "the event source")
     for code in (13, 48, 48):
         mock_nvml.xid(0, code)
-    until(here.received, "the XID")
+    wait_until(here.received, "the XID")
     mock_nvml.xid(0, 63)
-    until(lambda: len(here.received()) == 2, "another XID")
+    wait_until(lambda: len(here.received()) == 2, "another XID")
     assert here.kinds() == [("xid", None, "critical"), ("xid", None, "warning")]
     assert "XID 48" in here.received()[0]["text"]
     assert "nvidia-smi --gpu-reset" in here.received()[0]["text"]
@@ -231,12 +233,12 @@ def test_xid_that_needs_a_reset(
 def test_lost_gpu(mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]) -> None:
     """A lost GPU is reported once each time it is lost."""
     run = start(daemon, {uuids[0]: GIB, uuids[1]: GIB})
-    until(lambda: daemon.samples().value("gpuwarden_run_unresolved_devices") == 0, "its devices")
+    wait_until(lambda: daemon.samples().value("gpuwarden_run_unresolved_devices") == 0, "its devices")
     for times in (1, 2):
         mock_nvml.lose(1)
-        until(lambda times=times: len(run.received()) == times, "the loss")  # type: ignore[misc]
+        wait_until(lambda times=times: len(run.received()) == times, "the loss")  # type: ignore[misc]
         mock_nvml.clear()
-        until(lambda: daemon.samples().up() == [1.0, 1.0], "its return")
+        wait_until(lambda: daemon.samples().up() == [1.0, 1.0], "its return")
     assert [(each["kind"], each["level"], each["uuid"]) for each in run.received()] == [
         ("gpu_lost", "critical", uuids[1])
     ] * 2
@@ -254,10 +256,10 @@ def test_run_that_never_reads_costs_nothing(
         for mib, wanted in ((100, "critical"), (40000, "none")):
             before = len(other.kinds())
             set_memory(mock_nvml, 0, mib, allocated)
-            until(lambda: len(other.kinds()) > before, wanted)  # noqa: B023 - called at once
+            wait_until(lambda: len(other.kinds()) > before, wanted)  # noqa: B023 - called at once
         return daemon.samples().value("gpuwarden_advice_dropped_total") or 0
 
-    until(alternate, "advice that was dropped", 120)
+    wait_until(alternate, "advice that was dropped", 120)
     assert list(daemon.samples().all("gpuwarden_run_up").values()) == [1.0, 1.0]
     assert {level for _kind, _resource, level in other.kinds()} == {"critical", "none"}
 
@@ -272,14 +274,14 @@ def test_pressure_advice_between_polls(
 ) -> None:
     """A level that a co-tenant or the run's allocator reaches is sent long before the next poll is due."""
     run = start(slow_daemon, {uuids[0]: 19 * GIB}, lambda pid: set_memory(mock_nvml, 0, 40000, {pid: 20}))
-    until(lambda: early_polls(slow_daemon) == 1, "a poll for the new run")
+    wait_until(lambda: early_polls(slow_daemon) == 1, "a poll for the new run")
     set_memory(mock_nvml, 0, 100, {run.pid: 20, 1: 59})
-    until(lambda: ("pressure", "memory", "critical") in run.kinds(), "critical")
+    wait_until(lambda: ("pressure", "memory", "critical") in run.kinds(), "critical")
     assert level(slow_daemon, uuids[0]) == 2
     other = start(slow_daemon, {uuids[1]: 10 * GIB}, lambda pid: set_memory(mock_nvml, 1, 100, {pid: 20}))
-    until(lambda: level(slow_daemon, uuids[1]) == 0, "a poll for the other run", 30)
-    other.say(json.dumps({uuids[1]: 19 * GIB}))
-    until(lambda: other.kinds() == [("pressure", "memory", "critical")], "critical")
+    wait_until(lambda: level(slow_daemon, uuids[1]) == 0, "a poll for the other run", 30)
+    other.send_line(json.dumps({uuids[1]: 19 * GIB}))
+    wait_until(lambda: other.kinds() == [("pressure", "memory", "critical")], "critical")
 
 
 def test_no_early_polls_without_a_reader(
@@ -287,11 +289,11 @@ def test_no_early_polls_without_a_reader(
 ) -> None:
     """No poll is made before it is due if no run reads advice; an XID alone starts one, for its incident."""
     run = start(slow_daemon, {uuids[0]: 19 * GIB}, hears=False)
-    until(lambda: f"pid={run.pid} uid={os.getuid()}\n" in slow_daemon.output(), "the run")
+    wait_until(lambda: f"pid={run.pid} uid={os.getuid()}\n" in slow_daemon.output(), "the run")
     set_memory(mock_nvml, 0, 100, {run.pid: 20, 1: 59})
     mock_nvml.lose(1)
     before = mock_nvml.calls()["nvmlDeviceGetMemoryInfo_v2"]
-    until(lambda: mock_nvml.calls()["nvmlDeviceGetMemoryInfo_v2"] > before + 5, "memory readings")
+    wait_until(lambda: mock_nvml.calls()["nvmlDeviceGetMemoryInfo_v2"] > before + 5, "memory readings")
     assert early_polls(slow_daemon) == 0
 
 
@@ -305,9 +307,9 @@ def test_fault_advice_between_polls(
 ) -> None:
     """An XID, and a GPU that stops answering, are sent long before the next poll is due."""
     run = start(slow_daemon, {uuids[0]: GIB}, lambda pid: set_memory(mock_nvml, 0, 40000, {pid: 2}))
-    until(lambda: early_polls(slow_daemon) == 1, "a poll for the new run")
+    wait_until(lambda: early_polls(slow_daemon) == 1, "a poll for the new run")
     fault(mock_nvml)
-    until(run.received, "advice")
+    wait_until(run.received, "advice")
     assert early_polls(slow_daemon) == 2
 
 
@@ -323,12 +325,12 @@ def test_co_tenant_growth_is_sent_once(
 ) -> None:
     """Growth of a co-tenant is sent once, with its process and bytes; memory from before is ignored."""
     run = start(daemon, {uuids[0]: GIB}, lambda pid: set_memory(mock_nvml, 0, 60000, {pid: 1, 1: 10}))
-    until(lambda: daemon.samples().value("gpuwarden_run_unresolved_devices") == 0, "a poll that knows the run")
+    wait_until(lambda: daemon.samples().value("gpuwarden_run_unresolved_devices") == 0, "a poll that knows the run")
     set_memory(mock_nvml, 0, 50000, {run.pid: 1, 1: 20})
-    until(run.received, "advice")
+    wait_until(run.received, "advice")
     set_memory(mock_nvml, 0, 30000, {run.pid: 1, 1: 40})
     set_memory(mock_nvml, 0, 20, {run.pid: 1, 1: 69})
-    until(run.kinds, "pressure")
+    wait_until(run.kinds, "pressure")
     growth = run.received()[0]
     assert (growth["kind"], growth["level"], growth["uuid"]) == ("co_tenant", "warning", uuids[0])
     assert "process 1 of user root took 10.0 GiB" in growth["text"]

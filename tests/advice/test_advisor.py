@@ -30,7 +30,7 @@ from gpuwarden.runs.run_events import RunEventKind
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.severity import Severity
 from gpuwarden.state import State
-from snapshots import GIB, divided, gpu, snapshot
+from snapshots import GIB, gpu, mig_gpu, snapshot
 
 STARTED = 1000.0  # Unix time
 
@@ -138,11 +138,11 @@ def test_ended_run_receives_no_advice() -> None:
 def test_run_on_an_instance_receives_the_loss_of_its_gpu() -> None:
     """A lost GPU lists no instances; the last known ones apply until it is divided again."""
     host, there = Host(), run(7, "MIG-0-1", left=None)
-    whole = divided(0, free=(GIB, GIB))
+    whole = mig_gpu(0, free=(GIB, GIB))
     assert host.poll([whole], there) == []
     assert host.poll([down(0)], there) == [(7, "gpu_lost", "critical")]
     assert host.sent[-1][1].uuid == "GPU-0"
-    assert host.poll([divided(0, free=(GIB,))], there) == []
+    assert host.poll([mig_gpu(0, free=(GIB,))], there) == []
     assert host.poll([down(0)], there) == []
 
 

@@ -70,12 +70,12 @@ def test_evaluation_matches_promtool(tmp_path: Path) -> None:
 
     async def scrape() -> None:
         async for _time, page in pages(scene, clock, rule_pages.STEP, backfill.names()):
-            scrapes.take(page)
+            scrapes.add(page)
 
     with clock.running():
         asyncio.run(scrape())
     (found,) = fired_alerts({"box": scene}, rule_pages.STEP).values()
-    seen = rule_pages.episodes(scrapes, tmp_path)
+    seen = rule_pages.evaluate_rules(scrapes, tmp_path)
     assert found
     assert [(each.alert, each.begin - BEGIN) for each in found] == [(each.alert, each.begin) for each in seen]
     late = [mine.end - BEGIN - theirs.end for mine, theirs in zip(found, seen, strict=True)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from promql import SAMPLES, SITE, grouping, numbers, selectors, unknown
+from promql import SAMPLES, SITE, find_unknown_names, parse_grouping, parse_numbers, parse_selectors
 
 from gpuwarden.alerts import prometheus_rules
 from gpuwarden.alerts.alert_docs import render_alerts
@@ -68,7 +68,9 @@ def test_metrics_and_labels_exist() -> None:
     """Rules and alert texts use only metrics and labels that the tables declare."""
     values = Choices().values()
     queries = {**prometheus_rules.RECORDED, **{name: alert.query for name, alert in conditions.ALERTS.items()}}
-    wrong = {name: found for name, query in queries.items() if (found := unknown(fill_places(query, values)))}
+    wrong = {
+        name: found for name, query in queries.items() if (found := find_unknown_names(fill_places(query, values)))
+    }
     asked = {
         name: re.findall(r"gpuwarden[_:][\w:]+", row["annotations"]["description"]) for name, row in ALERTS.items()
     }
@@ -81,7 +83,7 @@ def test_tested_series_exist() -> None:
     written = [each["series"] for path in TESTS for test in _tests(path) for each in test.get("input_series", ())]
     wrong = []
     for series in dict.fromkeys(written):
-        ((name, labels),) = selectors(series)
+        ((name, labels),) = parse_selectors(series)
         if labels - SITE != SAMPLES[name] - SITE:
             wrong.append(series)
     assert wrong == []
@@ -91,7 +93,7 @@ def test_thresholds_are_settings() -> None:
     """Rules contain no hard-coded threshold: each is a placeholder that a setting fills."""
     ones = {each.name: "1s" if each.kind is TIME else "1" for each in SETTINGS}
     places = SHIPPED | ones | {f"{name}.seconds": "1" for name in ones}
-    found = {name: set(numbers(fill_places(expr, places))) - PLAIN for name, expr in EXPRESSIONS.items()}
+    found = {name: set(parse_numbers(fill_places(expr, places))) - PLAIN for name, expr in EXPRESSIONS.items()}
     assert {name: left for name, left in found.items() if left} == {}
 
 
@@ -105,7 +107,9 @@ def test_template_labels_are_in_the_result() -> None:
     """A description uses only labels of its expression's result."""
     wrong = {}
     for name, alert in ALERTS.items():
-        carried = grouping(alert["expr"]).union(*(SAMPLES[series] for series, _ in selectors(alert["expr"])))
+        carried = parse_grouping(alert["expr"]).union(
+            *(SAMPLES[series] for series, _ in parse_selectors(alert["expr"]))
+        )
         texts = alert["annotations"]["description"] + re.sub(
             r"{{ with .*?{{ end }}", "", alert["annotations"]["summary"]
         )

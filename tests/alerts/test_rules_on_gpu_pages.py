@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from faulty_simulation import FaultyGpu, FaultySimulation
-from rule_pages import Episode, captured, episodes, simulated
+from rule_pages import Episode, evaluate_rules, scrape_capture, scrape_simulation
 
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.health.conditions import ALERTS
@@ -84,9 +84,9 @@ def break_gpu(index: int, gpu: FaultyGpu, seconds: float) -> None:
         gpu.set_field(fields.RECOVERY_ACTION, RECOVERY_ACTIONS["drain_and_reset"])
         gpu.set_answer(_FABRIC, answer_with(gpu, _FABRIC, healthMask=0b10101001))
     elif index == TABULAR:
-        gpu.pin(temperature=90)
+        gpu.hold_temperature(temperature=90)
     elif index == NOTEBOOK:
-        gpu.pin(temperature=78)
+        gpu.hold_temperature(temperature=78)
         gpu.set_answer("nvmlDeviceGetCurrentClocksEventReasons", CLOCK_EVENT_REASONS["hw_power_brake_slowdown"])
 
 
@@ -111,7 +111,7 @@ def break_and_repair(simulation: FaultySimulation, now: float) -> None:
         gpu = simulation.gpu(index)
         if now == FAULT_END:
             gpu.restore()
-            gpu.pin(None)
+            gpu.hold_temperature(None)
         imitate_faults(index, gpu)
         if FAULT_START <= now < FAULT_END:
             break_gpu(index, gpu, now - FAULT_START)
@@ -120,7 +120,7 @@ def break_and_repair(simulation: FaultySimulation, now: float) -> None:
 @pytest.fixture(scope="module")
 def fired_alerts(tmp_path_factory: pytest.TempPathFactory) -> list[Episode]:
     """Return the GPU alerts that fired."""
-    found = episodes(simulated(SECONDS, break_and_repair), tmp_path_factory.mktemp("rules"), every=STEP)
+    found = evaluate_rules(scrape_simulation(SECONDS, break_and_repair), tmp_path_factory.mktemp("rules"), every=STEP)
     return [each for each in found if each.alert.startswith("Gpu")]
 
 
@@ -174,7 +174,7 @@ def test_lost_gpu_fires_until_it_answers(tmp_path: Path) -> None:
         if now == 120:
             simulation.gpu(1).restore()
 
-    fired_alerts = episodes(simulated(300, lose, gpus=2), tmp_path)
+    fired_alerts = evaluate_rules(scrape_simulation(300, lose, gpus=2), tmp_path)
     (down,) = (each for each in fired_alerts if each.alert.startswith("Gpu"))
     assert (down.alert, down.labels["gpu"], down.labels["severity"]) == ("GpuDown", "1", "critical")
     assert 90 <= down.begin <= 100
@@ -183,12 +183,12 @@ def test_lost_gpu_fires_until_it_answers(tmp_path: Path) -> None:
 
 def test_captured_host_with_an_unidentified_gpu(tmp_path: Path) -> None:
     """A GPU that never identifies itself is down; single failed polls of the others fire nothing."""
-    (down,) = episodes(captured(GOLDENS / "broken.json", 120), tmp_path)
+    (down,) = evaluate_rules(scrape_capture(GOLDENS / "broken.json", 120), tmp_path)
     assert (down.alert, down.labels["gpu"], down.labels["name"]) == ("GpuDown", "3", UNIDENTIFIED)
 
 
 def test_captured_healthy_hosts_fire_nothing(tmp_path: Path) -> None:
     """Boards of all kinds, one of them real, fire nothing, whichever readings they lack."""
     for box in ("h100", "h200", "rtx4090", "gb10", "mig", "r470", "first"):
-        found = episodes(captured(GOLDENS / f"{box}.json", 8 * 60), tmp_path, every=20)
+        found = evaluate_rules(scrape_capture(GOLDENS / f"{box}.json", 8 * 60), tmp_path, every=20)
         assert [str(each) for each in found] == [], box

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from rule_pages import RULES, STEP, Episode, Scrapes, captured, episodes, simulated
+from rule_pages import RULES, STEP, Episode, Scrapes, evaluate_rules, scrape_capture, scrape_simulation
 
 from gpuwarden.alerts.prometheus_rules import Choices, render_rule_file
 from system_parts import needs
@@ -21,13 +21,13 @@ GOLDENS = Path(__file__).parents[1] / "goldens"
 @pytest.fixture(scope="module")
 def pages() -> Scrapes:
     """Scrape the simulated host for 15 minutes, in which a run leaks until it dies and another one stalls."""
-    return simulated(15 * 60)
+    return scrape_simulation(15 * 60)
 
 
 @pytest.fixture(scope="module")
 def fired_alerts(pages: Scrapes, tmp_path_factory: pytest.TempPathFactory) -> list[Episode]:
     """Return the alerts that fired on it."""
-    return episodes(pages, tmp_path_factory.mktemp("rules"))
+    return evaluate_rules(pages, tmp_path_factory.mktemp("rules"))
 
 
 def alerts_of_run(fired_alerts: list[Episode], name: str) -> list[str]:
@@ -78,23 +78,27 @@ def test_idle_notebook_fires_with_its_owner(tmp_path: Path) -> None:
     """The idle notebook is the only GPU allocated for nothing, among those that train, validate and are free."""
     rules = tmp_path / "rules.yml"
     rules.write_text(render_rule_file(Choices(numbers={"idle": 300.0})))
-    idle = [each for each in episodes(simulated(480), tmp_path, rules=rules) if each.alert == "GpuAllocatedButIdle"]
+    idle = [
+        each
+        for each in evaluate_rules(scrape_simulation(480), tmp_path, rules=rules)
+        if each.alert == "GpuAllocatedButIdle"
+    ]
     assert [(each.labels["gpu"], each.labels["owner"]) for each in idle] == [("6", "hedy")]
     assert 300 <= idle[0].begin <= 330
 
 
 def test_dead_daemon_fires(tmp_path: Path) -> None:
     """The daemon's series are stale at once, so that nothing else fires."""
-    scrapes = simulated(60)
+    scrapes = scrape_simulation(60)
     for _ in range(30):
-        scrapes.take(None)
-    (down,) = [each for each in episodes(scrapes, tmp_path) if each.begin > 100]
+        scrapes.add(None)
+    (down,) = [each for each in evaluate_rules(scrapes, tmp_path) if each.begin > 100]
     assert (down.alert, down.begin, down.end) == ("GpuwardenDown", 110, scrapes.seconds)
 
 
 def test_captures_of_idle_hosts_fire_nothing(tmp_path: Path) -> None:
     """A healthy GPU with MIG instances, over repeated frames of the capture, fires nothing."""
-    assert [str(each) for each in episodes(captured(GOLDENS / "mig.json", 5 * 60), tmp_path)] == []
+    assert [str(each) for each in evaluate_rules(scrape_capture(GOLDENS / "mig.json", 5 * 60), tmp_path)] == []
 
 
 def test_recorded_series_of_a_host_are_few(pages: Scrapes, tmp_path: Path) -> None:

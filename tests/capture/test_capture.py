@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from recorded_captures import HOST, INTERVAL, poll_once, recorded, replayed
+from recorded_captures import HOST, INTERVAL, poll_once, record_capture, replay_capture
 from simulated_box import Box, Clock, summarize
 
 from gpuwarden.capture.capture_file import (
@@ -89,8 +89,8 @@ class TestReplay:
     @pytest.mark.parametrize("name", ["box.json", "box.json.gz"])
     def test_every_frame_reads_as_recorded(self, name: str, tmp_path: Path) -> None:
         """All readings and processes of each frame are replayed, from either kind of file."""
-        save_capture(recorded(Box(), 3), tmp_path / name)
-        original, (nvml, clock) = Box(), replayed(load_capture(tmp_path / name))
+        save_capture(record_capture(Box(), 3), tmp_path / name)
+        original, (nvml, clock) = Box(), replay_capture(load_capture(tmp_path / name))
         for index in range(8):
             original.read(index)  # as for the first samples: a sum in other steps differs in its last digit
         for frame in range(3):
@@ -103,22 +103,22 @@ class TestReplay:
         """A poll of the replay and a poll of the machine have the same GPUs, versions and readings."""
         box = Box()
         box.clock.sleep(SAMPLE_SECONDS)
-        real, again = poll_once(box.nvml), poll_once(replayed(recorded(Box()))[0])
+        real, again = poll_once(box.nvml), poll_once(replay_capture(record_capture(Box()))[0])
         assert [gpu.identity for gpu in again.gpus] == [gpu.identity for gpu in real.gpus]
         assert [gpu.readings for gpu in again.gpus] == [gpu.readings for gpu in real.gpus]
         assert again.driver == real.driver
 
     def test_recording_a_replay_gives_the_same_capture(self) -> None:
         """Recording a replay loses and changes nothing."""
-        capture = recorded(Box())
-        nvml, clock = replayed(capture)
+        capture = record_capture(Box())
+        nvml, clock = replay_capture(capture)
         again = record(nvml, 3, INTERVAL, host_memory=lambda: HOST, sleep=clock.sleep, clock=clock)
         assert again == capture
 
     def test_frames_follow_the_clock_and_repeat(self) -> None:
         """Each frame lasts its interval, and the first one follows the last."""
         frames = tuple(Frame({"nvmlDeviceGetCount": count}, ({},) * count) for count in (1, 2, 3))
-        nvml, clock = replayed(Capture(INTERVAL, frames))
+        nvml, clock = replay_capture(Capture(INTERVAL, frames))
         counts = []
         for clock.now in (0, 1.9, 2, 3.9, 4, 5.9, 6, 8, 601):
             counts.append(nvml.nvmlDeviceGetCount())
@@ -127,12 +127,12 @@ class TestReplay:
     def test_faults_are_replayed(self) -> None:
         """Lost GPUs and failing calls are replayed as the same faults, in their frames only."""
         box = Box()
-        healthy = recorded(box, 1)
+        healthy = record_capture(box, 1)
         box.simulation.gpu(2).lose()
         box.simulation.gpu(4).fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN)
         box.simulation.gpu(5).fail("nvmlDeviceGetTemperature", pynvml.NVML_ERROR_GPU_IS_LOST)
         box.simulation.gpu(6).fail("nvmlDeviceGetMarginTemperature", pynvml.NVML_ERROR_NOT_SUPPORTED)
-        nvml, clock = replayed(replace(healthy, frames=healthy.frames + recorded(box, 1).frames))
+        nvml, clock = replay_capture(replace(healthy, frames=healthy.frames + record_capture(box, 1).frames))
 
         async def polls() -> tuple[Snapshot, Snapshot, Snapshot]:
             poller = Poller(nvml, 30)
@@ -154,19 +154,19 @@ class TestReplay:
         """A GPU that failed during the recording is down in the replay, and the others are there."""
         box = Box(2)
         box.simulation.gpu(1).fail("nvmlDeviceGetUUID", pynvml.NVML_ERROR_UNKNOWN)
-        snapshot = poll_once(replayed(recorded(box, 1))[0])
+        snapshot = poll_once(replay_capture(record_capture(box, 1))[0])
         assert [gpu.up for gpu in snapshot.gpus] == [True, False]
 
     def test_driver_that_does_not_count_is_replayed(self) -> None:
         """A frame in which the driver failed fails again."""
         box = Box()
         box.simulation.driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNKNOWN)
-        assert poll_once(replayed(recorded(box, 1))[0]).fault == "unknown"
+        assert poll_once(replay_capture(record_capture(box, 1))[0]).fault == "unknown"
 
     def test_gpu_that_is_no_longer_counted_is_lost(self) -> None:
         """In a frame with fewer GPUs, those that are gone have no readings."""
-        fewer = recorded(Box(1), 1).frames
-        nvml, clock = replayed(Capture(INTERVAL, recorded(Box(2), 1).frames + fewer))
+        fewer = record_capture(Box(1), 1).frames
+        nvml, clock = replay_capture(Capture(INTERVAL, record_capture(Box(2), 1).frames + fewer))
         handle = nvml.nvmlDeviceGetHandleByIndex(1)
         uuid = nvml.nvmlDeviceGetUUID(handle)
         clock.now = INTERVAL
@@ -178,7 +178,7 @@ class TestReplay:
 
     def test_unrecorded_call_is_not_supported(self) -> None:
         """A capture of an older gpuwarden lacks newer calls, like an older driver."""
-        nvml, _clock = replayed(recorded(Box(1), 1))
+        nvml, _clock = replay_capture(record_capture(Box(1), 1))
         with pytest.raises(NVMLError) as caught:
             nvml.nvmlDeviceGetTemperatureThreshold(nvml.nvmlDeviceGetHandleByIndex(0), 99)
         assert code_of(caught.value) == pynvml.NVML_ERROR_NOT_SUPPORTED
@@ -191,7 +191,7 @@ class TestReplay:
                 {"pid": 7, "usedGpuMemory": None},
             ]
         }
-        nvml, _clock = replayed(Capture(1.0, (Frame({"nvmlDeviceGetCount": 1}, (answers,)),)))
+        nvml, _clock = replay_capture(Capture(1.0, (Frame({"nvmlDeviceGetCount": 1}, (answers,)),)))
         found = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(0))
         assert [process.pid for process in found] == [os.getpid() + PID_MAX_LIMIT, 7 + PID_MAX_LIMIT]
         assert [process.usedGpuMemory for process in found] == [1, None]
@@ -241,7 +241,7 @@ class TestReplay:
 
     def test_older_capture(self) -> None:
         """Without GPM and MIG in the capture, the GPU has neither."""
-        (frame,) = recorded(Box(1), 1).frames
+        (frame,) = record_capture(Box(1), 1).frames
         older = {
             asked: [{"pid": 7, "usedGpuMemory": 1}] if "ComputeRunning" in asked else answer
             for asked, answer in frame.gpus[0].items()
@@ -262,10 +262,10 @@ class TestReplay:
             "nvmlDeviceGetGpuInstanceId": 7,
             "nvmlDeviceGetComputeInstanceId": 0,
         }
-        (frame,) = recorded(Box(1), 1).frames
+        (frame,) = record_capture(Box(1), 1).frames
         without: Answers = {**frame.gpus[0], "nvmlDeviceGetMigMode": [1, 1], "nvmlDeviceGetMaxMigDeviceCount": 7}
         frames = [replace(frame, gpus=(answers,)) for answers in ({**without, f"{MIG_HANDLE}(3)": instance}, without)]
-        nvml, clock = replayed(Capture(INTERVAL, tuple(frames)))
+        nvml, clock = replay_capture(Capture(INTERVAL, tuple(frames)))
 
         async def polls() -> tuple[Snapshot, Snapshot]:
             poller = Poller(nvml, 30, clock=clock)
@@ -294,13 +294,13 @@ class TestRecording:
         """A file that could not be loaded again is refused, with what to do."""
         monkeypatch.setattr("gpuwarden.capture.capture_file.MAX_BYTES", 1000)
         with pytest.raises(OSError, match="record fewer frames"):
-            save_capture(recorded(Box(1), 1), tmp_path / "long.json")
+            save_capture(record_capture(Box(1), 1), tmp_path / "long.json")
         assert not (tmp_path / "long.json").exists()
 
     def test_largest_capture_can_be_replayed(self, tmp_path: Path) -> None:
         """The maximum number of frames of a usual machine with eight GPUs fits into a file."""
         file = tmp_path / "box.json"
-        save_capture(recorded(Box(), 2), file)
+        save_capture(record_capture(Box(), 2), file)
         assert file.stat().st_size / 2 * MAX_FRAMES < MAX_BYTES
 
     def test_missing_driver_fails(self) -> None:
@@ -308,4 +308,4 @@ class TestRecording:
         box = Box(1)
         box.simulation.driver.lose(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         with pytest.raises(NVMLError):
-            recorded(box)
+            record_capture(box)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from recorded_captures import recorded, replayed
+from recorded_captures import record_capture, replay_capture
 from simulated_box import Box
 
 from gpuwarden.capture.capture_file import (
@@ -159,7 +159,7 @@ class TestLoading:
         place %= len(whole)
         file.write_bytes(whole[:place] + patch + whole[place + len(patch) :])
         try:
-            nvml, _clock = replayed(load_capture(file))
+            nvml, _clock = replay_capture(load_capture(file))
         except CaptureError:
             return
         with contextlib.suppress(NVMLError):  # as a driver's; the patch may have renamed a question, which is ignored
@@ -167,4 +167,4 @@ class TestLoading:
                 GpuReader(nvml, nvml.nvmlDeviceGetHandleByIndex(index)).read()
 
 
-ONE_GPU = recorded(Box(1), 1)
+ONE_GPU = record_capture(Box(1), 1)

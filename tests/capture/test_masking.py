@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from golden_boxes import FOLDER, GOLDENS
-from recorded_captures import poll_once, recorded, replayed
+from recorded_captures import poll_once, record_capture, replay_capture
 from simulated_box import Box
 
 from gpuwarden.capture.capture_file import MIG_HANDLE, Answers, Struct, load_capture, save_capture
@@ -54,7 +54,7 @@ class TestMasking:
     def test_identifying_answers_are_replaced(self, tmp_path: Path) -> None:
         """The file has no UUID, serial number or pid of the machine."""
         box, file = Box(), tmp_path / "shared.json"
-        capture = recorded(box)
+        capture = record_capture(box)
         save_capture(mask_capture(capture), file)
         for index in range(8):
             assert box.nvml.nvmlDeviceGetUUID(box.handle(index)) not in file.read_text()
@@ -82,7 +82,7 @@ class TestMasking:
 
     def test_pseudonyms_are_stable(self) -> None:
         """A GPU or process keeps its pseudonym through all frames, and different ones stay different."""
-        original, shared = recorded(Box()), mask_capture(recorded(Box()))
+        original, shared = record_capture(Box()), mask_capture(record_capture(Box()))
         names: dict[object, object] = {}
         pids: dict[object, object] = {}
         for before, after in zip(original.frames, shared.frames, strict=True):
@@ -96,6 +96,6 @@ class TestMasking:
 
     def test_readings_stay(self) -> None:
         """Masking changes identifiers, not readings."""
-        capture = recorded(Box())
-        plain, shared = (poll_once(replayed(each)[0]) for each in (capture, mask_capture(capture)))
+        capture = record_capture(Box())
+        plain, shared = (poll_once(replay_capture(each)[0]) for each in (capture, mask_capture(capture)))
         assert [gpu.readings for gpu in plain.gpus] == [gpu.readings for gpu in shared.gpus]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from commands import COMMAND, run_command
 from offenders import check_all, listing_offenders
-from services import ROOT, Daemon, Process, ending, until
+from services import ROOT, Daemon, Process, end_processes, wait_until
 
 from gpuwarden._version import __version__
 from gpuwarden.cli.common.entry_points import REFERENCES, load_function
@@ -282,7 +282,7 @@ def test_port_taken(tmp_path: Path, mock_nvml: MockNvml) -> None:
 def test_second_daemon_on_the_socket(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A second daemon on the same socket has status 1 and leaves the first alone; a stale socket is replaced."""
     first = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
-    with ending(first):
+    with end_processes(first):
         second = run_command(
             "serve", "--listen", "127.0.0.1:0", "--socket", str(first.socket), env=mock_nvml.env(gpus=1)
         )
@@ -292,7 +292,7 @@ def test_second_daemon_on_the_socket(tmp_path: Path, mock_nvml: MockNvml) -> Non
         first.kill(signal.SIGKILL)
         assert first.socket.exists()
         third = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
-        with ending(third):
+        with end_processes(third):
             assert "gpuwarden_gpu_up" in third.page()
 
 
@@ -300,9 +300,9 @@ def test_second_daemon_on_the_socket(tmp_path: Path, mock_nvml: MockNvml) -> Non
 def test_signals_end_the_daemon(tmp_path: Path, mock_nvml: MockNvml, how: signal.Signals) -> None:
     """SIGTERM and Ctrl-C end the daemon with status 0 and remove the socket, even while the driver hangs."""
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=2))
-    with ending(daemon):
+    with end_processes(daemon):
         mock_nvml.hang("*")
-        until(lambda: "timeout" in daemon.page(), "the hang seen")
+        wait_until(lambda: "timeout" in daemon.page(), "the hang seen")
         assert daemon.kill(how) == 0
         assert not daemon.socket.exists()
         assert "Traceback" not in daemon.output()
@@ -311,7 +311,7 @@ def test_signals_end_the_daemon(tmp_path: Path, mock_nvml: MockNvml, how: signal
 def test_driver_without_gpus(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A driver without GPUs is a count of 0 and a log line; there are no series of GPUs."""
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=0))
-    with ending(daemon):
+    with end_processes(daemon):
         page = daemon.page()
         assert "\ngpuwarden_gpus 0.0" in page
         assert "gpuwarden_gpu_up{" not in page
@@ -321,7 +321,7 @@ def test_driver_without_gpus(tmp_path: Path, mock_nvml: MockNvml) -> None:
 def test_serve_without_a_driver_retries(tmp_path: Path) -> None:
     """The log says that the daemon retries, so that a restart is not needed."""
     daemon = Daemon(tmp_path, "--source", "nvml", env=NO_DRIVER)
-    with ending(daemon):
+    with end_processes(daemon):
         assert "install the NVIDIA driver, in a container pass the GPUs" in daemon.output()
         assert "retrying driver interval_seconds=5" in daemon.output()
 
@@ -329,7 +329,7 @@ def test_serve_without_a_driver_retries(tmp_path: Path) -> None:
 def test_auto_without_a_driver_simulates(tmp_path: Path) -> None:
     """`auto` without a driver simulates GPUs, with a warning in the log and a label in the metrics."""
     daemon = Daemon(tmp_path, "--source", "auto", env=NO_DRIVER)
-    with ending(daemon):
+    with end_processes(daemon):
         assert "SIMULATED" in daemon.output()
         assert 'gpuwarden_source_info{source="simulated"} 1.0' in daemon.page()
 
@@ -376,8 +376,8 @@ def test_capture_of_a_hanging_driver_can_be_interrupted(tmp_path: Path, mock_nvm
     mock_nvml.hang("*")
     command = [sys.executable, "-m", "gpuwarden", "capture", str(tmp_path / "box.json")]
     process = Process(command, tmp_path / "log", mock_nvml.env(gpus=2))
-    with ending(process):
-        until(lambda: mock_nvml.calls().get("nvmlInit_v2"), "the call that hangs")
+    with end_processes(process):
+        wait_until(lambda: mock_nvml.calls().get("nvmlInit_v2"), "the call that hangs")
         process.popen.send_signal(signal.SIGINT)
         assert process.popen.wait(20) != 0
 

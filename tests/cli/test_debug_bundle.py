@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from commands import run_command
-from services import Daemon, ending, until
+from services import Daemon, end_processes, wait_until
 from stand_in_server import serve_answers
 
 from gpuwarden.capture.capture_file import load_capture
@@ -63,8 +63,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], str,
     """Return the files of a bundle of a running daemon, what was printed, and the daemon's metrics."""
     folder = tmp_path_factory.mktemp("bundle")
     daemon = Daemon(folder / "daemon", "--source", "simulated")
-    with ending(daemon):
-        until(lambda: daemon.samples().all("gpuwarden_run_info"), "the runs")
+    with end_processes(daemon):
+        wait_until(lambda: daemon.samples().all("gpuwarden_run_info"), "the runs")
         return *bundle(folder, settings(folder, daemon.socket), "--capture"), daemon.page()
 
 
@@ -121,7 +121,7 @@ def test_names_with_quotes(tmp_path: Path) -> None:
     So is the former name of the process, which only an event has.
     """
     daemon = Daemon(tmp_path / "daemon", "--source", "simulated")
-    with ending(daemon):
+    with end_processes(daemon):
         program = (
             "import sys, gpuwarden\n"
             "for name in sys.argv[1:]:\n"
@@ -131,10 +131,10 @@ def test_names_with_quotes(tmp_path: Path) -> None:
         command = [sys.executable, "-c", program, "former hopper", NAME_WITH_QUOTES]
         with subprocess.Popen(command, env=env, stdin=subprocess.PIPE) as process:
             assert process.stdin
-            until(lambda: "former hopper" in daemon.page(), "the first name")
+            wait_until(lambda: "former hopper" in daemon.page(), "the first name")
             process.stdin.write(b"\n")
             process.stdin.flush()
-            until(lambda: "plan" in daemon.page(), "the second name")
+            wait_until(lambda: "plan" in daemon.page(), "the second name")
             files, _ = bundle(tmp_path, settings(tmp_path, daemon.socket))
             process.communicate(b"\n")
     assert not re.findall("hopper|private", "\n".join(files.values()))

@@ -110,8 +110,8 @@ def test_in_a_terminal(mock_nvml: MockNvml) -> None:
     """In 80 columns no line is cut or wrapped by the terminal, and the status has its color."""
     mock_nvml.lose(1)
     shown = Terminal("doctor", columns=80, lines=200, env=mock_nvml.env(gpus=2))
-    lines = [line.rstrip() for line in shown.until(lambda text: "Do first:" in text, "the report is complete")]
-    assert shown.end() == 1
+    lines = [line.rstrip() for line in shown.wait_until(lambda text: "Do first:" in text, "the report is complete")]
+    assert shown.wait() == 1
     shown.close()
     assert lines[0].startswith("gpuwarden doctor")
     assert "  FAIL  answers: GPU 1: does not answer (GPU is lost)." in lines

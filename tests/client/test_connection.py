@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from client_ends import END, HELLO, fill, python
 from moved_clock import Clock
 from receiver import PATIENCE, Receiver
+from run_socket_fixtures import END, HELLO, fill_queue, run_script
 
 from gpuwarden.client.connection import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, DaemonConnection
 from gpuwarden.protocol.messages import STEP_BUCKETS, Advice, DeviceMemory, End, Hello, Report
@@ -100,7 +100,7 @@ def test_advice_of_a_daemon_that_ends(daemon: Receiver, connection: DaemonConnec
 def test_end_has_the_number_of_messages(connection: DaemonConnection, path: Path, clock: Clock) -> None:
     """The end says how many messages its connection has carried, and how many the queue had no room for."""
     first = Receiver(path)
-    sent = fill(connection)
+    sent = fill_queue(connection)
     first.accept()
     first.kill()
     path.unlink()
@@ -137,7 +137,7 @@ def test_long_connection_forgives(daemon: Receiver, connection: DaemonConnection
 
 def test_reader_that_stands_still(daemon: Receiver, connection: DaemonConnection) -> None:
     """If a daemon never reads, messages are dropped and counted, and those that were sent stay complete."""
-    sent = fill(connection)
+    sent = fill_queue(connection)
     assert not connection.send(END)
     assert connection.dropped == 2
     assert daemon.accept().waiting() == [HELLO] + [END] * sent
@@ -145,7 +145,7 @@ def test_reader_that_stands_still(daemon: Receiver, connection: DaemonConnection
 
 def test_hello_that_found_no_room(daemon: Receiver, connection: DaemonConnection) -> None:
     """A hello that changed while the daemon was stopped is sent before anything else once it reads again."""
-    sent = fill(connection)
+    sent = fill_queue(connection)
     changed = replace(HELLO, devices={"GPU:0": None, "GPU:1": None})
     connection.set_hello(changed)
     assert not connection.send(END)
@@ -159,7 +159,7 @@ def test_hello_that_found_no_room(daemon: Receiver, connection: DaemonConnection
 
 def test_room_again(daemon: Receiver, connection: DaemonConnection) -> None:
     """Waiting for room ends when the daemon reads again."""
-    sent = fill(connection)
+    sent = fill_queue(connection)
     peer = daemon.accept()
     reader = threading.Thread(target=lambda: [peer.receive() for _ in range(sent + 1)])
     reader.start()
@@ -303,4 +303,4 @@ import gpuwarden.client.connection, gpuwarden.client.frameworks.allocator_memory
 import gpuwarden.client.reporter, gpuwarden.client.keras.fit.step_counter
 print(*{name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)
 """
-    assert python(script).stdout.split() == ["gpuwarden"]
+    assert run_script(script).stdout.split() == ["gpuwarden"]

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from client_ends import END, HELLO, fill, python
 from receiver import Receiver
+from run_socket_fixtures import END, HELLO, fill_queue, run_script
 
 from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.client.hello import find_default_name, make_hello
@@ -99,7 +99,7 @@ def test_end(daemon: Receiver, connection: DaemonConnection) -> None:
 
 def test_end_before_a_reader_that_stands_still(daemon: Receiver, connection: DaemonConnection) -> None:
     """A run ends although the daemon never reads."""
-    sent = fill(connection)
+    sent = fill_queue(connection)
     Reporter(connection).end()
     assert daemon.accept().waiting() == [HELLO] + [END] * sent
 
@@ -148,7 +148,7 @@ def test_exit(daemon: Receiver, ending: str, status: int, end: End) -> None:
         "import sys\nfrom gpuwarden.client.reporter import join_run\nfrom gpuwarden.protocol.messages import Hello\n"
     )
     script += f"join_run(sys.argv[1], Hello('a', 'b', {{}})).report(0)\n{ending}"
-    assert python(script, daemon.path).returncode == status
+    assert run_script(script, daemon.path).returncode == status
     messages = daemon.accept().waiting()
     assert messages[-1] == replace(end, sent=len(messages))
 
@@ -158,7 +158,7 @@ def test_killed(daemon: Receiver) -> None:
     script = "import os, signal, sys\nfrom gpuwarden.client.reporter import join_run\n"
     script += "from gpuwarden.protocol.messages import Hello\n"
     script += "join_run(sys.argv[1], Hello('a', 'b', {})).report(0)\nos.kill(os.getpid(), signal.SIGKILL)"
-    assert python(script, daemon.path).returncode == -signal.SIGKILL
+    assert run_script(script, daemon.path).returncode == -signal.SIGKILL
     peer = daemon.accept()
     assert isinstance(peer.waiting()[-1], Report)
     assert peer.receive() is None
@@ -221,7 +221,7 @@ CAUGHT = f"try:\n    report({OOM})\nexcept RuntimeError as error:\n    "
 )
 def test_uncaught_error(daemon: Receiver, ending: str, kinds: list[str]) -> None:
     """The exception that ends the process is sent before the end, unless it was reported when raised."""
-    assert python(UNCAUGHT % ending, daemon.path).returncode != 0
+    assert run_script(UNCAUGHT % ending, daemon.path).returncode != 0
     messages = daemon.accept().waiting()
     errors = [each for each in messages if isinstance(each, Error)]
     assert [each.kind for each in errors] == kinds
@@ -279,7 +279,7 @@ join_run(sys.argv[1], Hello("a", "b", {})).report(0)
 )
 def test_exception_that_was_survived(daemon: Receiver, survived: str) -> None:
     """An exception that a prompt or a console has printed did not end the run."""
-    assert python(PROMPT % survived, daemon.path).returncode == 0
+    assert run_script(PROMPT % survived, daemon.path).returncode == 0
     messages = daemon.accept().waiting()
     assert messages[-1] == replace(END, sent=len(messages))
     assert not any(isinstance(each, Error) for each in messages)

@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from client_ends import END, HELLO
 from moved_clock import Clock
+from run_socket_fixtures import END, HELLO
 from services import ROOT
 
 from gpuwarden.client.connection import MAX_RETRY_SECONDS, DaemonConnection

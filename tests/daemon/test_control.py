@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from commands import run_command
 from faulty_simulation import FaultySimulation
-from folders import open_to_all
-from services import Daemon, altered, ending, fetch, until
-from simulated_box import simulated
+from folders import make_accessible
+from services import Daemon, alter_constants, end_processes, fetch, wait_until
+from simulated_box import make_simulation
 
 from gpuwarden.daemon import control
 from gpuwarden.daemon.control import ControlServer
@@ -61,20 +61,20 @@ def test_pause_releases_and_resume_opens_devices(
     """During a pause no device is open or read and GPUs are neither up nor down; afterwards all is as before."""
     env = mock_nvml.env(gpus=2, devices=str(devices))
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=env)
-    with ending(daemon):
-        before = until(daemon.samples, "a page")
+    with end_processes(daemon):
+        before = wait_until(daemon.samples, "a page")
         assert before.up() == [1, 1]
         assert before.value("gpuwarden_paused") == 0
         assert daemon.open_files(devices) == {"nvidiactl", "nvidia0", "nvidia1"}
-        until(lambda: receives_events(daemon), "a wait for events")
+        wait_until(lambda: receives_events(daemon), "a wait for events")
 
-        done = daemon.order("pause")
+        done = daemon.run_subcommand("pause")
         assert (done.returncode, done.stderr) == (0, "")
         assert "until" in done.stdout
         assert daemon.open_files(devices) == set()
         asked = mock_nvml.calls()
         paused = daemon.samples()
-        until(
+        wait_until(
             lambda: (
                 (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0)
                 > (paused.value("gpuwarden_poll_timestamp_seconds") or 0) + 0.5
@@ -94,11 +94,11 @@ def test_pause_releases_and_resume_opens_devices(
         assert json.loads(fetch(f"{daemon.url}/api/v1/state"))["daemon"]["paused_until_timestamp_seconds"] > time.time()
         assert fetch(f"{daemon.url}/-/ready")
 
-        done = daemon.order("resume")
+        done = daemon.run_subcommand("resume")
         assert (done.returncode, done.stderr) == (0, "")
         assert "2 of 2 GPUs up" in done.stdout
         assert mock_nvml.calls()["nvmlEventSetFree"] == 1
-        until(lambda: receives_events(daemon), "a new wait for events")
+        wait_until(lambda: receives_events(daemon), "a new wait for events")
         after = daemon.samples()
         assert after.up() == [1, 1]
         assert after.value("gpuwarden_paused") == 0
@@ -108,18 +108,18 @@ def test_pause_releases_and_resume_opens_devices(
             assert len(was) == 2
             assert all(after.all(counter)[labels] >= value for labels, value in was.items())
         assert not any(after.all("gpuwarden_collector_errors_total").values())
-        assert "Not paused" in daemon.order("resume").stdout
+        assert "Not paused" in daemon.run_subcommand("resume").stdout
 
 
 def test_pause_ends_automatically(tmp_path: Path, config: Path, devices: Path, mock_nvml: MockNvml) -> None:
     """A pause ends automatically, and a second pause replaces the first one."""
     env = mock_nvml.env(gpus=1, devices=str(devices))
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=env)
-    with ending(daemon):
-        assert daemon.order("pause", "--for", "1h").returncode == 0
-        assert daemon.order("pause", "--for", "1s").returncode == 0
+    with end_processes(daemon):
+        assert daemon.run_subcommand("pause", "--for", "1h").returncode == 0
+        assert daemon.run_subcommand("pause", "--for", "1s").returncode == 0
         assert daemon.samples().value("gpuwarden_paused") == 1
-        until(lambda: daemon.samples().up() == [1], "the pause's end")
+        wait_until(lambda: daemon.samples().up() == [1], "the pause's end")
         assert daemon.samples().value("gpuwarden_paused") == 0
 
 
@@ -127,13 +127,13 @@ def test_pause_and_resume_where_the_driver_is_missing(tmp_path: Path, config: Pa
     """A pause without a driver works too, and the missing driver is reported afterwards."""
     (tmp_path / "libnvidia-ml.so.1").touch()  # found before any driver of this machine, and cannot be loaded
     environment = {"LD_LIBRARY_PATH": str(tmp_path)}
-    daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=environment, program=altered({}))
-    with ending(daemon):
+    daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=environment, program=alter_constants({}))
+    with end_processes(daemon):
         assert daemon.samples().value("gpuwarden_collector_success") == 0
-        assert daemon.order("pause").returncode == 0
+        assert daemon.run_subcommand("pause").returncode == 0
         assert daemon.samples().value("gpuwarden_collector_success") is None
-        assert daemon.order("resume").returncode == 0
-        until(lambda: daemon.samples().value("gpuwarden_collector_success") == 0, "the fault again")
+        assert daemon.run_subcommand("resume").returncode == 0
+        wait_until(lambda: daemon.samples().value("gpuwarden_collector_success") == 0, "the fault again")
 
 
 def test_wrong_duration_is_refused(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_no_daemon(tmp_path: Path) -> None:
 @pytest.fixture
 def box() -> Iterator[FaultySimulation]:
     """Yield a simulated machine with two GPUs; end its hangs afterwards."""
-    with simulated(gpus=2) as box:
+    with make_simulation(gpus=2) as box:
         yield box
 
 
@@ -345,7 +345,7 @@ def test_other_users_are_refused(tmp_path: Path) -> None:
     async def main() -> bytes:
         server = ControlServer({"echo": _echo})
         await server.start(path)
-        open_to_all(tmp_path)
+        make_accessible(tmp_path)
         path.chmod(0o777)
         code = f"import socket as s; c=s.socket(s.AF_UNIX); c.connect({str(path)!r}); print(c.recv(99).decode())"
         process = await asyncio.create_subprocess_exec("/usr/bin/python3", "-c", code, user=65534, stdout=-1)

@@ -6,7 +6,7 @@ import json
 import signal
 from pathlib import Path
 
-from services import Daemon, altered, ending, fetch, until
+from services import Daemon, alter_constants, end_processes, fetch, wait_until
 
 from mock_nvml import MockNvml
 
@@ -28,14 +28,14 @@ def test_unbinding_and_binding(tmp_path: Path, mock_nvml: MockNvml) -> None:
     (config := tmp_path / "config.yaml").write_text("poll: {interval: 60s, memory_interval: 1s}\n")
     env = mock_nvml.env(gpus=2, devices=str(devices))
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=env)
-    with ending(daemon):
-        before = until(daemon.samples, "a page")
+    with end_processes(daemon):
+        before = wait_until(daemon.samples, "a page")
         assert before.up() == [1, 1]
         assert daemon.open_files(devices) == {"nvidiactl", "nvidia0", "nvidia1"}
-        until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
+        wait_until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
 
         mock_nvml.unbind(1)
-        until(lambda: daemon.samples().up() == [1, 0], "the GPU is down")
+        wait_until(lambda: daemon.samples().up() == [1, 0], "the GPU is down")
         assert daemon.open_files(devices) == {"nvidiactl", "nvidia0"}
         assert UNBOUND in daemon.page()
         assert daemon.samples().value("gpuwarden_collector_success", collector="nvml") == 1
@@ -48,10 +48,10 @@ def test_unbinding_and_binding(tmp_path: Path, mock_nvml: MockNvml) -> None:
         assert "bind it again" in state["gpus"][1]["fault_advice"]
 
         waits = mock_nvml.calls()["nvmlSystemEventSetWait"]
-        until(lambda: mock_nvml.calls()["nvmlSystemEventSetWait"] > waits, "a new wait for bindings")
+        wait_until(lambda: mock_nvml.calls()["nvmlSystemEventSetWait"] > waits, "a new wait for bindings")
         mock_nvml.bind(1)
-        until(lambda: len(binding_events(daemon)) == 2, "the binding")
-        until(lambda: daemon.samples().up() == [1, 1], "the GPU answers again")
+        wait_until(lambda: len(binding_events(daemon)) == 2, "the binding")
+        wait_until(lambda: daemon.samples().up() == [1, 1], "the GPU answers again")
         assert daemon.open_files(devices) == {"nvidiactl", "nvidia0", "nvidia1"}
         assert binding_events(daemon)[0] == ("info", "driver bound to GPU 1 (0000:11:00.0)")
         assert "WARNING driver bound to GPU pci=0000:11:00.0 gpu=GPU-" in daemon.output()
@@ -62,36 +62,38 @@ def test_unbinding_and_binding(tmp_path: Path, mock_nvml: MockNvml) -> None:
 def test_all_gpus_unbound(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """The daemon still listens with no GPU left, and finds the GPUs as they are bound."""
     daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2))
-    with ending(daemon):
-        until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
+    with end_processes(daemon):
+        wait_until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
         mock_nvml.unbind(0)
-        until(lambda: len(binding_events(daemon)) == 1, "the first unbinding")
+        wait_until(lambda: len(binding_events(daemon)) == 1, "the first unbinding")
         waits = mock_nvml.calls()["nvmlSystemEventSetWait"]
-        until(lambda: mock_nvml.calls()["nvmlSystemEventSetWait"] > waits, "a new wait for bindings")
+        wait_until(lambda: mock_nvml.calls()["nvmlSystemEventSetWait"] > waits, "a new wait for bindings")
         mock_nvml.unbind(1)
-        until(lambda: len(binding_events(daemon)) == 2, "both unbindings")
-        until(lambda: daemon.samples().up() == [0, 0], "both GPUs are down")
+        wait_until(lambda: len(binding_events(daemon)) == 2, "both unbindings")
+        wait_until(lambda: daemon.samples().up() == [0, 0], "both GPUs are down")
         assert daemon.page().count(UNBOUND) == 2
         waits = mock_nvml.calls()["nvmlSystemEventSetWait"]
-        until(lambda: mock_nvml.calls()["nvmlSystemEventSetWait"] > waits, "a new wait for bindings")
+        wait_until(lambda: mock_nvml.calls()["nvmlSystemEventSetWait"] > waits, "a new wait for bindings")
         mock_nvml.bind(1)
         mock_nvml.bind(0)
-        until(lambda: daemon.samples().up() == [1, 1], "both GPUs answer again")
+        wait_until(lambda: daemon.samples().up() == [1, 1], "both GPUs answer again")
         assert "driver bound to GPU" in binding_events(daemon)[0][1]
 
 
 def test_unbinding_while_another_gpu_hangs(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A call that hangs keeps the driver from being released: that is logged, and the other GPUs are read."""
     daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=3))
-    with ending(daemon):
-        until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
+    with end_processes(daemon):
+        wait_until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
         mock_nvml.hang(0)
-        until(lambda: daemon.samples().up() == [0, 1, 1], "a GPU hangs")
+        wait_until(lambda: daemon.samples().up() == [0, 1, 1], "a GPU hangs")
         mock_nvml.unbind(1)
-        until(lambda: "cannot reopen driver" in daemon.output(), "the failed release")
-        until(lambda: UNBOUND in daemon.page(), "the reason")
+        wait_until(lambda: "cannot reopen driver" in daemon.output(), "the failed release")
+        wait_until(lambda: UNBOUND in daemon.page(), "the reason")
         read = daemon.samples().value("gpuwarden_poll_timestamp_seconds")
-        until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > (read or 0), "the next poll")
+        wait_until(
+            lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > (read or 0), "the next poll"
+        )
         assert daemon.samples().up() == [0, 0, 1]
         mock_nvml.clear()
 
@@ -100,15 +102,15 @@ def test_shutdown_that_takes_seconds(tmp_path: Path, mock_nvml: MockNvml) -> Non
     """After an unbinding a shutdown of NVML is no call that hangs: polls go on without the driver until it ends."""
     (config := tmp_path / "config.yaml").write_text("poll: {interval: 200ms}\n")
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=2))
-    with ending(daemon):
-        until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
+    with end_processes(daemon):
+        wait_until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
         mock_nvml.delay("*", "nvmlShutdown", 5.0)
         mock_nvml.unbind(1)
-        until(lambda: daemon.samples().up() == [] and daemon.page(), "a poll during the shutdown")
+        wait_until(lambda: daemon.samples().up() == [] and daemon.page(), "a poll during the shutdown")
         assert daemon.samples().value("gpuwarden_collector_success", collector="nvml") is None
         read = daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0
-        until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > read, "the next poll")
-        until(lambda: daemon.samples().up() == [1, 0], "the GPU is down")
+        wait_until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > read, "the next poll")
+        wait_until(lambda: daemon.samples().up() == [1, 0], "the GPU is down")
         assert "hang" not in daemon.output()
         assert "ERROR" not in daemon.output()
 
@@ -117,29 +119,29 @@ def test_shutdown_that_hangs(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A shutdown of NVML that does not end is reported as a hanging driver, until it ends."""
     (config := tmp_path / "config.yaml").write_text("poll: {interval: 200ms}\n")
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=2))
-    with ending(daemon):
-        until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
+    with end_processes(daemon):
+        wait_until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
         mock_nvml.hang("*", "nvmlShutdown")
         mock_nvml.unbind(1)
-        until(lambda: "driver calls hang" in daemon.output(), "the driver hangs")
+        wait_until(lambda: "driver calls hang" in daemon.output(), "the driver hangs")
         mock_nvml.clear()
-        until(lambda: daemon.samples().up() == [1, 1], "the GPUs answer again")
+        wait_until(lambda: daemon.samples().up() == [1, 1], "the GPUs answer again")
 
 
 def test_wait_that_hangs(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A wait for bindings that hangs costs no XID; a pause fails and names it, and the daemon ends as always."""
-    program = altered({"gpuwarden.gpu.poller:RELEASE_SECONDS": 3.0})  # for which a pause waits
+    program = alter_constants({"gpuwarden.gpu.poller:RELEASE_SECONDS": 3.0})  # for which a pause waits
     daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2), program=program)
-    with ending(daemon):
-        until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events"), "the wait for XIDs")
-        until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
+    with end_processes(daemon):
+        wait_until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events"), "the wait for XIDs")
+        wait_until(lambda: mock_nvml.calls().get("nvmlSystemEventSetWait"), "a wait for bindings")
         mock_nvml.hang("*", "nvmlSystemEventSetWait")
         waits = mock_nvml.calls()["nvmlSystemEventSetWait"]
-        until(lambda: mock_nvml.calls()["nvmlSystemEventSetWait"] > waits, "a wait that hangs")
-        paused = daemon.order("pause")
+        wait_until(lambda: mock_nvml.calls()["nvmlSystemEventSetWait"] > waits, "a wait that hangs")
+        paused = daemon.run_subcommand("pause")
         assert paused.returncode != 0
         assert "the wait for system events has not returned" in paused.stderr
-        until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events"), "the wait for XIDs")
+        wait_until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events"), "the wait for XIDs")
         mock_nvml.xid(1, 31)
-        until(lambda: "xid=31" in daemon.output(), "the XID")
+        wait_until(lambda: "xid=31" in daemon.output(), "the XID")
         assert daemon.kill(signal.SIGTERM) == 0

@@ -8,7 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from services import Daemon, ending, fetch, until
+from services import Daemon, end_processes, fetch, wait_until
 
 
 def start(folder: Path, preparation: str) -> Daemon:
@@ -33,12 +33,12 @@ def logged(daemon: Daemon, count: int) -> bool:
 def test_reload_ends_nothing(tmp_path: Path) -> None:
     """Runs, polls and pages continue over a reload."""
     daemon = start(tmp_path / "box", "os.setsid()")
-    with ending(daemon):
+    with end_processes(daemon):
         for count in (1, 2):
             daemon.popen.send_signal(signal.SIGHUP)
-            until(partial(logged, daemon, count), "the log line")
+            wait_until(partial(logged, daemon, count), "the log line")
         now = time.time()
-        until(lambda: polled_at(daemon) > now, "the next poll")
+        wait_until(lambda: polled_at(daemon) > now, "the next poll")
         assert daemon.kill(signal.SIGTERM) == 0
     assert not daemon.socket.exists()
 
@@ -54,7 +54,7 @@ class Sends:
 sys.meta_path.insert(0, Sends())
 """
     daemon = start(tmp_path / "box", f"os.setsid()\n{sends}")
-    with ending(daemon):
+    with end_processes(daemon):
         assert daemon.output().count("SIGHUP ignored, the daemon is starting") == 1
 
 
@@ -74,9 +74,9 @@ class Sends(logging.Handler):
 logging.getLogger("gpuwarden").addHandler(Sends())
 """
     daemon = start(tmp_path / "box", f"os.setsid()\n{sends}")
-    with ending(daemon):
+    with end_processes(daemon):
         daemon.popen.send_signal(signal.SIGHUP)
-        until(lambda: logged(daemon, 501), "a log line for each signal")
+        wait_until(lambda: logged(daemon, 501), "a log line for each signal")
         assert daemon.kill(signal.SIGTERM) == 0
         assert "Traceback" not in daemon.output()
 
@@ -93,9 +93,9 @@ def start_in_terminal(folder: Path, preparation: str = "") -> tuple[Daemon, int]
 def test_closed_terminal_ends_it_in_order(tmp_path: Path) -> None:
     """A daemon in a terminal ends with the terminal, with status 0 and without its sockets."""
     daemon, terminal = start_in_terminal(tmp_path / "box")
-    with ending(daemon):
+    with end_processes(daemon):
         daemon.popen.send_signal(signal.SIGHUP)  # by hand, as the terminal is there
-        until(lambda: RELOADED in daemon.output(), "the log line")
+        wait_until(lambda: RELOADED in daemon.output(), "the log line")
         os.close(terminal)
         assert daemon.popen.wait(20) == 0, daemon.output()
         assert "Traceback" not in daemon.output()
@@ -105,9 +105,9 @@ def test_closed_terminal_ends_it_in_order(tmp_path: Path) -> None:
 def test_nohup_is_respected(tmp_path: Path) -> None:
     """Under nohup a closed terminal changes nothing."""
     daemon, terminal = start_in_terminal(tmp_path / "box", "signal.signal(signal.SIGHUP, signal.SIG_IGN)")
-    with ending(daemon):
+    with end_processes(daemon):
         os.close(terminal)
         now = time.time()
-        until(lambda: polled_at(daemon) > now, "the next poll")
+        wait_until(lambda: polled_at(daemon) > now, "the next poll")
         assert "SIGHUP" not in daemon.output()
         assert fetch(f"{daemon.url}/-/ready")

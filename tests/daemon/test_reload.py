@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from message_receivers import http_receiver
-from services import Daemon, ending, until
+from services import Daemon, end_processes, wait_until
 
 from mock_nvml import MockNvml
 
@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> Path:
 def daemon(file: Path) -> Iterator[Daemon]:
     """Yield a daemon with that file."""
     running = Daemon(file.parent / "box", "--source", "simulated", "--config", str(file))
-    with ending(running):
+    with end_processes(running):
         yield running
 
 
@@ -34,7 +34,7 @@ def reload(daemon: Daemon, file: Path, text: str, said: str) -> None:
     """Change the file, reload it, and wait for a log line."""
     file.write_text(text)
     daemon.popen.send_signal(signal.SIGHUP)
-    until(lambda: said in daemon.output(), said)
+    wait_until(lambda: said in daemon.output(), said)
 
 
 def status(daemon: Daemon, host: str) -> int:
@@ -68,15 +68,17 @@ def test_invalid_file_changes_nothing(daemon: Daemon, file: Path) -> None:
 def test_threshold_of_pressure(daemon: Daemon, file: Path) -> None:
     """The state shows the new threshold, by which pressure is judged from the next poll on."""
     reload(daemon, file, "pressure: {memory_warning: 90%, memory_critical: 80%}\n", "applied=pressure.memory_warning")
-    until(lambda: 2 in daemon.samples().all("gpuwarden_gpu_pressure_level", resource="memory").values(), "critical")
+    wait_until(
+        lambda: 2 in daemon.samples().all("gpuwarden_gpu_pressure_level", resource="memory").values(), "critical"
+    )
 
 
 def test_checks_of_fitness(daemon: Daemon, file: Path) -> None:
     """Another number of GPUs is expected from the next answer on, and a check is left out."""
     reload(daemon, file, "check: {gpus: 7, off: persistence}\n", "applied=check.off,check.gpus")
-    until(lambda: daemon.samples().value("gpuwarden_check_status", check="gpu_count") == 2, "an unfit node")
+    wait_until(lambda: daemon.samples().value("gpuwarden_check_status", check="gpu_count") == 2, "an unfit node")
     assert daemon.samples().value("gpuwarden_check_status", check="persistence") is None
-    assert daemon.order("check").stdout.startswith("unfit: ")
+    assert daemon.run_subcommand("check").stdout.startswith("unfit: ")
 
 
 def test_target_of_notifications_is_replaced(tmp_path: Path, mock_nvml: MockNvml) -> None:
@@ -86,15 +88,17 @@ def test_target_of_notifications_is_replaced(tmp_path: Path, mock_nvml: MockNvml
     with http_receiver() as first, http_receiver() as second:
         file.write_text(f"notify: {{webhook: '{first.url}', {rest}}}\npoll: {{interval: 200ms}}\n")
         daemon = Daemon(tmp_path / "box", "--config", str(file), env=mock_nvml.env(gpus=2, frozen=1))
-        with ending(daemon):
-            until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "it listens for XIDs")
+        with end_processes(daemon):
+            wait_until(
+                lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "it listens for XIDs"
+            )
             mock_nvml.xid(0, 79)
-            assert [each["labels"]["gpu"] for each in first.next().content["firing"]] == ["0"]
+            assert [each["labels"]["gpu"] for each in first.receive().content["firing"]] == ["0"]
             text = file.read_text().replace(first.url, second.url)
             reload(daemon, file, text, "applied=notify.webhook")
-            until(lambda: daemon.output().count("notifications enabled") == 2, "the new target")
+            wait_until(lambda: daemon.output().count("notifications enabled") == 2, "the new target")
             mock_nvml.xid(1, 79)
             notified: set[str] = set()
             while "1" not in notified:  # the new address may get the alert that still fires, too
-                notified |= {each["labels"]["gpu"] for each in second.next().content["firing"]}
+                notified |= {each["labels"]["gpu"] for each in second.receive().content["firing"]}
             assert first.asked == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from faulty_simulation import FaultySimulation
-from simulated_box import simulated
+from simulated_box import make_simulation
 
 from gpuwarden.config.loader import load
 from gpuwarden.daemon import systemd
@@ -43,7 +43,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager
 @pytest.fixture
 def box() -> Iterator[FaultySimulation]:
     """Yield a simulated machine with two GPUs; end its hangs afterwards."""
-    with simulated(gpus=2) as box:
+    with make_simulation(gpus=2) as box:
         yield box
 
 

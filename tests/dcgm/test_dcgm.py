@@ -16,9 +16,9 @@ from commands import run_command
 from offenders import listing_offenders
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from promql import grouping, selectors
+from promql import parse_grouping, parse_selectors
 from recorded_captures import poll_once
-from services import Daemon, Prometheus, Samples, ending, until
+from services import Daemon, Prometheus, Samples, end_processes, wait_until
 from simulated_box import Box
 
 from gpuwarden.daemon.metrics_page import read_tables
@@ -187,7 +187,7 @@ class TestValues:
     def test_clock_event_reasons_are_the_nvml_mask(self) -> None:
         """The bit mask is the one that the driver reports."""
         box = Box(GPUS)
-        box.simulation.gpu(0).pin(temperature=95)
+        box.simulation.gpu(0).hold_temperature(temperature=95)
         snapshot = poll_once(box.nvml)
         masks = {
             gpu.identity.uuid: box.nvml.nvmlDeviceGetCurrentClocksEventReasons(box.handle(gpu.identity.index))
@@ -455,8 +455,8 @@ def test_simulated_host_exports_the_dashboards_metrics() -> None:
     page = render_page(polled_twice(Box(GPUS)))
     carried = {family.name: set(family.samples[0].labels) for family in parse_text(page.text.decode())}
     for query in DASHBOARD:
-        for name, matched in selectors(query):
-            named = matched | grouping(query) - {"uuid"}
+        for name, matched in parse_selectors(query):
+            named = matched | parse_grouping(query) - {"uuid"}
             assert named <= carried[name] | {"instance"}, query
 
 
@@ -465,21 +465,21 @@ def test_dashboards_and_alerts_work(mock_nvml: MockNvml, tmp_path: Path) -> None
     config = tmp_path / "config.yaml"
     config.write_text("compat: dcgm\npoll: {interval: 500ms, slow_interval: 1s}\n")
     daemon = Daemon(tmp_path, "--config", str(config), env=mock_nvml.env(gpus=GPUS))
-    with ending(daemon):
+    with end_processes(daemon):
         prometheus = Prometheus(tmp_path / "prometheus", f"127.0.0.1:{daemon.port}")
-        with ending(prometheus):
+        with end_processes(prometheus):
             silent = [*DASHBOARD, *map(without_threshold, ALERTS)]
 
             def answered() -> bool:
                 silent[:] = [query for query in silent if not prometheus.query(query)]
                 return not silent
 
-            until(lambda: prometheus.query("rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m])"), "two scrapes")
+            wait_until(lambda: prometheus.query("rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m])"), "two scrapes")
             with contextlib.suppress(AssertionError):
-                until(answered, "a result of each query", 20)
+                wait_until(answered, "a result of each query", 20)
             assert silent == []
             assert len(prometheus.query(DASHBOARD[-2])) == GPUS
             mock_nvml.xid(3, 79)
-            (firing,) = until(lambda: prometheus.query("DCGM_FI_DEV_XID_ERRORS > 0"), "the XID").items()
+            (firing,) = wait_until(lambda: prometheus.query("DCGM_FI_DEV_XID_ERRORS > 0"), "the XID").items()
             assert dict(firing[0]).items() >= {"gpu": "3", "err_code": "79"}.items()
             assert firing[1] == 79

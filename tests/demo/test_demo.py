@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from services import Daemon, Process, ending, fetch, until
+from services import Daemon, Process, end_processes, fetch, wait_until
 
 from gpuwarden.config.value_types import Address
 from gpuwarden.demo import story
@@ -38,8 +38,8 @@ def test_demo_shows_a_training_and_ends_all_programs(tmp_path: Path) -> None:
     """The training is shown, even if a proxy is set; a closed terminal ends all programs, like Ctrl-C."""
     command = [sys.executable, "-u", "-m", "gpuwarden", "demo", "--listen", "127.0.0.1:0"]
     demo = Process(command, tmp_path / "demo.log", {"http_proxy": "http://127.0.0.1:1", "TMPDIR": str(tmp_path)})
-    with ending(demo):
-        until(lambda: " MiB in use" in demo.output() or demo.popen.poll() is not None, "memory of the training")
+    with end_processes(demo):
+        wait_until(lambda: " MiB in use" in demo.output() or demo.popen.poll() is not None, "memory of the training")
         programs = psutil.Process(demo.pid).children(recursive=True)
         assert len(programs) >= 2  # daemon and training, and Prometheus if it is installed
         assert demo.kill(signal.SIGHUP) == 0, demo.output()
@@ -54,7 +54,7 @@ def test_training_survives_on_its_stand_in(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(f"simulation: {{stand_in_memory: {STAND_IN_MIB}MiB}}\n")
     daemon = Daemon(tmp_path / "daemon", "--source", "simulated", "--config", str(config))
-    with ending(daemon):
+    with end_processes(daemon):
         reader, seen = story.Story(Address("127.0.0.1", daemon.port), None), list[str]()
         command = [sys.executable, "-m", "gpuwarden.demo.training", "retry", story.RUN_NAME, IDLE_UUID]
         trainer = Process(command, tmp_path / "trainer.log", {"GPUWARDEN_SOCKET": str(daemon.socket)})
@@ -66,8 +66,8 @@ def test_training_survives_on_its_stand_in(tmp_path: Path) -> None:
             used.append(gpu["memory_used_bytes"] / 2**20)
             return bool(reader.outcomes)
 
-        with ending(trainer):
-            until(has_ended, "the end of the training", limit=180.0)
+        with end_processes(trainer):
+            wait_until(has_ended, "the end of the training", limit=180.0)
     assert reader.outcomes == ["finished"], trainer.output()
     assert any("retried with half the batch" in line for line in seen), seen
     assert 100 < max(used) <= STAND_IN_MIB

@@ -12,10 +12,20 @@ from typing import Any
 
 import pytest
 import yaml
-from alert_receivers import CONFIGURATION, VALUES, filled, hasty, local, placeholders, receivers, text_of, values_for
+from alert_receivers import (
+    CONFIGURATION,
+    VALUES,
+    fill_placeholders,
+    list_placeholders,
+    make_values,
+    read_text,
+    run_receivers,
+    shorten_waits,
+    use_local_servers,
+)
 from commands import run_command
 from promql import SITE
-from services import ROOT, Alertmanager, ending, until
+from services import ROOT, Alertmanager, end_processes, wait_until
 
 from gpuwarden.health.conditions import ALERTS
 from gpuwarden.health.inhibitions import INHIBITIONS
@@ -38,7 +48,7 @@ def amtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def filled_example(tmp_path: Path) -> Path:
     """Write the example with its placeholders filled in."""
     path = tmp_path / "alertmanager.yml"
-    path.write_text(filled())
+    path.write_text(fill_placeholders())
     return path
 
 
@@ -53,8 +63,8 @@ def test_filled_in_example_is_accepted(filled_example: Path) -> None:
 def test_remaining_placeholder_is_rejected(tmp_path: Path) -> None:
     """Each single placeholder makes amtool fail with its name."""
     path = tmp_path / "alertmanager.yml"
-    for left in placeholders():
-        path.write_text(filled({name: value for name, value in VALUES.items() if name != left}))
+    for left in list_placeholders():
+        path.write_text(fill_placeholders({name: value for name, value in VALUES.items() if name != left}))
         done = amtool("check-config", path)
         assert done.returncode != 0, left
         assert left in done.stdout + done.stderr
@@ -68,12 +78,12 @@ def test_alertmanager_does_not_start_with_a_placeholder(tmp_path: Path) -> None:
         [*command, "--web.listen-address=127.0.0.1:0"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode != 0
-    assert any(name in done.stderr for name in placeholders())
+    assert any(name in done.stderr for name in list_placeholders())
 
 
 def test_every_placeholder_is_tested() -> None:
     """The tests fill in exactly the placeholders of the example."""
-    assert placeholders() == VALUES.keys()
+    assert list_placeholders() == VALUES.keys()
 
 
 def test_routes(filled_example: Path) -> None:
@@ -85,7 +95,7 @@ def test_routes(filled_example: Path) -> None:
     watchdog = ("alertname=GpuwardenWatchdog", "severity=info")
     done = amtool("config", "routes", "test", f"--config.file={filled_example}", *watchdog)
     assert done.stdout.strip() == "watchdog"
-    _first, *others = yaml.safe_load(filled())["route"]["routes"]
+    _first, *others = yaml.safe_load(fill_placeholders())["route"]["routes"]
     for route in others:
         assert {re.split("[=!]", each)[0].strip() for each in route["matchers"]} == {"severity"}
 
@@ -138,7 +148,7 @@ def test_inhibition_labels_exist() -> None:
 def test_group_labels_exist() -> None:
     """Each label that groups alerts exists on some alert."""
     carried = {"alertname"}.union(*(labels for every in FIRED.values() for labels in every))
-    route = yaml.safe_load(filled())["route"]
+    route = yaml.safe_load(fill_placeholders())["route"]
     for each in [route, *route["routes"]]:
         assert set(each.get("group_by", ())) <= carried
 
@@ -164,7 +174,7 @@ def _suppressed(alertmanager: Alertmanager) -> dict[str, bool]:
 
 def test_inhibition(tmp_path: Path) -> None:
     """Alertmanager inhibits each target of the same subject, and none of another GPU, run or host."""
-    alertmanager = Alertmanager(tmp_path / "alertmanager", configuration=filled())
+    alertmanager = Alertmanager(tmp_path / "alertmanager", configuration=fill_placeholders())
     expected: dict[str, bool] = {}
     alerts: list[dict[str, Any]] = []
 
@@ -182,9 +192,9 @@ def test_inhibition(tmp_path: Path) -> None:
             add(target, equal, hidden=True)
             for label in each.equal:
                 add(target, equal | {label: f"another-{target}"}, hidden=False)
-    with ending(alertmanager):
-        alertmanager.take(*alerts)
-        until(lambda: _suppressed(alertmanager) == expected, "the inhibited alerts", 20)
+    with end_processes(alertmanager):
+        alertmanager.post(*alerts)
+        wait_until(lambda: _suppressed(alertmanager) == expected, "the inhibited alerts", 20)
         done = amtool(
             "alert", "query", "--inhibited", "--output=json", f"--alertmanager.url=http://{alertmanager.address}"
         )
@@ -195,23 +205,25 @@ def test_inhibition(tmp_path: Path) -> None:
 
 def test_missing_target_inhibits_nothing(tmp_path: Path) -> None:
     """GpuwardenDown without an instance, from absent(), inhibits no alert of a host."""
-    alertmanager = Alertmanager(tmp_path / "alertmanager", configuration=filled())
+    alertmanager = Alertmanager(tmp_path / "alertmanager", configuration=fill_placeholders())
     nowhere = _alert("GpuwardenDown", number="0")
     del nowhere["labels"]["instance"]
-    with ending(alertmanager):
-        alertmanager.take(nowhere, _alert("GpuDown", number="1", uuid="GPU-1"))
-        until(lambda: _suppressed(alertmanager) == {"0": False, "1": False}, "both sent")
+    with end_processes(alertmanager):
+        alertmanager.post(nowhere, _alert("GpuDown", number="1", uuid="GPU-1"))
+        wait_until(lambda: _suppressed(alertmanager) == {"0": False, "1": False}, "both sent")
 
 
 def test_second_gpu_is_sent_at_once(tmp_path: Path) -> None:
     """Critical alerts of two GPUs are two messages for each receiver, without a delay."""
-    with receivers() as (web, mail):
-        alertmanager = Alertmanager(tmp_path / "alertmanager", configuration=local(filled(values_for(web, mail)), web))
-        with ending(alertmanager):
+    with run_receivers() as (web, mail):
+        alertmanager = Alertmanager(
+            tmp_path / "alertmanager", configuration=use_local_servers(fill_placeholders(make_values(web, mail)), web)
+        )
+        with end_processes(alertmanager):
             both = [_alert("GpuDown", uuid=f"GPU-{gpu}", gpu=str(gpu), name="NVIDIA H100") for gpu in (1, 2)]
-            alertmanager.take(*both)
-            until(lambda: len(mail.letters) == 2, "two mails")
-            until(
+            alertmanager.post(*both)
+            wait_until(lambda: len(mail.letters) == 2, "two mails")
+            wait_until(
                 lambda: all(len(web.posts(f"/{way}")) == 2 for way in ("webhook", "slack/critical", "pagerduty")),
                 "two messages for each receiver",
             )
@@ -227,19 +239,19 @@ def test_second_gpu_is_sent_at_once(tmp_path: Path) -> None:
 
 def test_warnings_of_a_host_are_one_message(tmp_path: Path) -> None:
     """One message has the facts of each GPU."""
-    with receivers() as (web, mail):
-        config = hasty(local(filled(values_for(web, mail)), web))
+    with run_receivers() as (web, mail):
+        config = shorten_waits(use_local_servers(fill_placeholders(make_values(web, mail)), web))
         alertmanager = Alertmanager(tmp_path / "alertmanager", configuration=config)
-        with ending(alertmanager):
-            alertmanager.take(
+        with end_processes(alertmanager):
+            alertmanager.post(
                 *(_alert("GpuNearThermalSlowdown", uuid=f"GPU-{gpu}", gpu=str(gpu)) for gpu in range(8)),
                 _alert("RunStalled", run_id="r1", run_name="<!channel> & co"),
             )
-            until(lambda: mail.letters, "a mail")
-            until(lambda: web.posts("/slack/warnings"), "a message in Slack")
+            wait_until(lambda: mail.letters, "a mail")
+            wait_until(lambda: web.posts("/slack/warnings"), "a message in Slack")
     (letter,) = mail.letters
     assert letter["Subject"] == f"WARNING: 9 firing, {BOX['instance']}"
-    text = text_of(letter)
+    text = read_text(letter)
     assert [f"GPU: {gpu} GPU-{gpu}" in text for gpu in range(8)] == [True] * 8
     assert text.count("Runbook: https://docs/alerts") == 9
     assert "Run: <!channel> & co r1" in text

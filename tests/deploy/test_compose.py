@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from services import ROOT, Process, ending, fetch, free_port, until
+from services import ROOT, Process, end_processes, fetch, free_port, wait_until
 
 from system_parts import needs, require
 from tests.deploy.test_provisioning import SERVICES, host_path
@@ -40,5 +40,5 @@ def test_compose_commands_run(service: str, program: str, tmp_path: Path) -> Non
         elif name == "--web.listen-address":
             value = address
         command.append(f"{name}={value}")
-    with ending(Process(command, tmp_path / "log")):
-        until(lambda: fetch(f"http://{address}/-/ready"), f"{service} is ready")
+    with end_processes(Process(command, tmp_path / "log")):
+        wait_until(lambda: fetch(f"http://{address}/-/ready"), f"{service} is ready")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from fleet_page import write_fleet
-from services import ROOT, Process, ending, fetch, free_port, until
+from services import ROOT, Process, end_processes, fetch, free_port, wait_until
 from stand_in_server import TEXT, serve_answers
 
 from system_parts import needs
@@ -49,7 +49,7 @@ class VictoriaMetrics(Process):
         address = f"-httpListenAddr={self.url.removeprefix('http://')}"
         command = [program, f"-storageDataPath={folder}/store", address, "-search.latencyOffset=0", *more]
         super().__init__(command, folder / "victoria-metrics.log")
-        until(lambda: fetch(f"{self.url}/health"), "VictoriaMetrics is ready")
+        wait_until(lambda: fetch(f"{self.url}/health"), "VictoriaMetrics is ready")
 
     def query(self, expression: str) -> dict[str, float]:
         """Return the value of each cluster."""
@@ -67,16 +67,16 @@ def test_agent_sends_hosts_from_files_and_http(tmp_path: Path) -> None:
     assert config["remote_write"][0]["url"] == "http://127.0.0.1:8428/api/v1/write"  # Debian's port
     config["remote_write"][0] = {"url": f"{store.url}/api/v1/write", "queue_config": {"batch_send_deadline": "1s"}}
     config["global"]["scrape_interval"] = "1s"
-    with served_host() as host, ending(store):
+    with served_host() as host, end_processes(store):
         write_fleet(tmp_path, host)  # its targets are those of the agent
         config["scrape_configs"][0]["http_sd_configs"] = [{"url": f"http://{host}/targets"}]
         (tmp_path / "agent.yml").write_text(json.dumps(config))  # JSON is YAML
         command = [needs("prometheus", "prometheus"), "--enable-feature=agent", f"--config.file={tmp_path}/agent.yml"]
         command += [f"--storage.agent.path={tmp_path}/agent", f"--web.listen-address=127.0.0.1:{free_port()}"]
         agent = Process(command, tmp_path / "agent.log")
-        with ending(agent):
+        with end_processes(agent):
             expected = {"": GPUS, "found-by-http": GPUS}
-            until(lambda: store.query("count by (cluster) (gpuwarden_gpu_up)") == expected, "the GPUs of both")
+            wait_until(lambda: store.query("count by (cluster) (gpuwarden_gpu_up)") == expected, "the GPUs of both")
 
 
 def test_victoriametrics_runs_the_files_of_the_page(tmp_path: Path) -> None:
@@ -91,12 +91,12 @@ def test_victoriametrics_runs_the_files_of_the_page(tmp_path: Path) -> None:
         flags = (f"-{name}.url={store.url}" for name in ("datasource", "remoteWrite", "remoteRead", "notifier"))
         command = [needs("vmalert", "victoria-metrics"), f"-rule={tmp_path}/rules/*.yml", "-disableAlertgroupLabel"]
         address = f"-httpListenAddr=127.0.0.1:{free_port()}"
-        with ending(store):
-            until(lambda: store.query("count(gpuwarden_gpu_up)") == {"": GPUS}, "the host's GPUs")
+        with end_processes(store):
+            wait_until(lambda: store.query("count(gpuwarden_gpu_up)") == {"": GPUS}, "the host's GPUs")
             alerting = Process([*command, *flags, address, "-remoteWrite.flushInterval=1s"], tmp_path / "vmalert.log")
-            with ending(alerting):
+            with end_processes(alerting):
                 hot = 'count(ALERTS{alertname="GpuNearThermalSlowdown",alertstate="firing"})'
-                until(lambda: store.query(hot) == {"": GPUS}, "the alerts of the hot GPUs")
+                wait_until(lambda: store.query(hot) == {"": GPUS}, "the alerts of the hot GPUs")
 
 
 def test_fleet_configuration_is_accepted(tmp_path: Path) -> None:

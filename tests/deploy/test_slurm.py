@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from services import ROOT, Daemon, Process, ending, free_port, until
+from services import ROOT, Daemon, Process, end_processes, free_port, wait_until
 
 from mock_nvml import MockNvml
 from system_parts import needs, require
@@ -101,7 +101,7 @@ class Slurm:
     def resume(self) -> None:
         """Return the node to service."""
         self.run("scontrol", "update", f"nodename={NODE}", "state=resume")
-        until(lambda: self.node() == ("idle", "none"), "the node in service")
+        wait_until(lambda: self.node() == ("idle", "none"), "the node in service")
 
     def submit(self, gpus: int, script: str = "true") -> str:
         """Submit a job, and return its id."""
@@ -136,8 +136,8 @@ def running(folder: Path, daemon: Daemon, interval: int = 0) -> Iterator[Slurm]:
     program.chmod(0o755)
     needs("sbatch", "slurm-wlm")
     slurm = Slurm(folder / "slurm", program, interval)
-    with ending(*slurm.processes):
-        until(lambda: "idle" in slurm.node()[0] or "drained" in slurm.node()[0], "the node")
+    with end_processes(*slurm.processes):
+        wait_until(lambda: "idle" in slurm.node()[0] or "drained" in slurm.node()[0], "the node")
         yield slurm
         for process in reversed(slurm.processes):
             process.kill(signal.SIGTERM)
@@ -146,57 +146,57 @@ def running(folder: Path, daemon: Daemon, interval: int = 0) -> Iterator[Slurm]:
 def test_prolog_and_epilog_drain_the_node(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """Jobs run on good GPUs; a lost one, or memory that a process keeps, drains the node with the reason."""
     daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2, frozen=1))
-    with ending(daemon), running(tmp_path, daemon) as slurm:
-        until(daemon.samples, "a poll")
+    with end_processes(daemon), running(tmp_path, daemon) as slurm:
+        wait_until(daemon.samples, "a poll")
         good = slurm.submit(1)
-        until(lambda: not slurm.job(good), "the first job")
+        wait_until(lambda: not slurm.job(good), "the first job")
         assert slurm.node() == ("idle", "none")
 
         with subprocess.Popen(["sleep", "600"]) as process:
             # Stays behind, as if the job had started it.
             late = slurm.submit(1, f"until [ -e {tmp_path}/end ]; do sleep 0.1; done")
-            until(lambda: slurm.job(late) == "RUNNING", "the second job")
+            wait_until(lambda: slurm.job(late) == "RUNNING", "the second job")
             mock_nvml.processes(0, {process.pid: 3 * GIB})
             held = f"GPU 0: 3.00 GiB still held by sleep (pid {process.pid}, user root) (drain)"
-            until(lambda: held in daemon.order("check", "--epilog", "--gpus", "0").stdout, "the process")
+            wait_until(lambda: held in daemon.run_subcommand("check", "--epilog", "--gpus", "0").stdout, "the process")
             assert slurm.node()[0] != "drained"
             (tmp_path / "end").touch()
-            until(lambda: slurm.node() == ("drained", f"gpuwarden: {held}"), "a node drained by the epilog")
+            wait_until(lambda: slurm.node() == ("drained", f"gpuwarden: {held}"), "a node drained by the epilog")
             process.kill()
             process.wait()
         mock_nvml.processes(0, {})
-        until(lambda: daemon.order("check", "--epilog", "--gpus", "0").returncode == 0, "a free GPU")
+        wait_until(lambda: daemon.run_subcommand("check", "--epilog", "--gpus", "0").returncode == 0, "a free GPU")
         slurm.resume()
 
         mock_nvml.lose(0)
-        until(lambda: daemon.order("check").returncode == UNFIT, "the loss")
+        wait_until(lambda: daemon.run_subcommand("check").returncode == UNFIT, "the loss")
         lost = slurm.submit(2)
         reason = "gpuwarden: GPU 0: not responding: GPU is lost (reboot)"
-        until(lambda: slurm.node() == ("drained", reason), "a node drained by the prolog")
+        wait_until(lambda: slurm.node() == ("drained", reason), "a node drained by the prolog")
         assert slurm.job(lost) == "PENDING"  # requeued
         slurm.run("scancel", lost)
         mock_nvml.clear()
-        until(lambda: daemon.order("check", "--preflight").returncode == 0, "the GPU again")
+        wait_until(lambda: daemon.run_subcommand("check", "--preflight").returncode == 0, "the GPU again")
         slurm.resume()
 
         daemon.kill(signal.SIGKILL)
         alone = slurm.submit(1)
-        until(lambda: not slurm.job(alone), "a job without a daemon")
+        wait_until(lambda: not slurm.job(alone), "a job without a daemon")
         assert slurm.node() == ("idle", "none")
 
 
 def test_health_check_drains_the_node(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """HealthCheckProgram drains an unfit node without a job, and keeps an operator's reason."""
     daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2, frozen=1))
-    with ending(daemon), running(tmp_path, daemon, interval=2) as slurm:
+    with end_processes(daemon), running(tmp_path, daemon, interval=2) as slurm:
         slurm.run("scontrol", "update", f"nodename={NODE}", "state=drain", "reason=new fan")
         mock_nvml.set(1, "remap_failed", 1)
-        until(lambda: daemon.order("check").returncode == UNFIT, "the fault")
+        wait_until(lambda: daemon.run_subcommand("check").returncode == UNFIT, "the fault")
         looked = slurm.checks()
-        until(lambda: slurm.checks() >= looked + 2, "a whole health check")
+        wait_until(lambda: slurm.checks() >= looked + 2, "a whole health check")
         assert slurm.node()[1] == "new fan"
         slurm.run("scontrol", "update", f"nodename={NODE}", "state=resume")
-        until(
+        wait_until(
             lambda: slurm.node()[1] == "gpuwarden: GPU 1: bad memory row could not be replaced (rma)", "a drained node"
         )
         assert slurm.node()[0].startswith("drain")

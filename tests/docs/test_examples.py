@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from services import ROOT, Daemon, Process, ending, fetch, until
+from services import ROOT, Daemon, Process, end_processes, fetch, wait_until
 
 from system_parts import skip_without
 
@@ -42,20 +42,20 @@ def test_example(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     daemon = Daemon(tmp_path / "daemon", "--source", "simulated")
-    with ending(daemon):
+    with end_processes(daemon):
         absent = {**quiet, "GPUWARDEN_SOCKET": os.fspath(tmp_path / "none.sock")}
         alone = Process(command, tmp_path / "alone.log", absent)
         watched = Process(command, tmp_path / "watched.log", {**quiet, "GPUWARDEN_SOCKET": str(daemon.socket)})
-        with ending(alone, watched):
+        with end_processes(alone, watched):
             for each in (alone, watched):
                 each.popen.wait(TIME)
         assert (alone.popen.returncode, watched.popen.returncode) == (0, 0)
         for each in (alone, watched):
             assert len([line for line in each.output().splitlines() if line.lower().startswith("epoch")]) == 3
-        (labels,) = until(lambda: daemon.samples().all("gpuwarden_run_info", run_name=run_name), "the run")
+        (labels,) = wait_until(lambda: daemon.samples().all("gpuwarden_run_info", run_name=run_name), "the run")
         assert dict(labels)["framework"].startswith(f"{framework} ")
         run = {"run_id": dict(labels)["run_id"]}
-        until(lambda: daemon.samples().value("gpuwarden_run_up", **run) == 0, "the run's end")
+        wait_until(lambda: daemon.samples().value("gpuwarden_run_up", **run) == 0, "the run's end")
         assert daemon.samples().value("gpuwarden_run_steps_total", **run) == steps
         assert daemon.samples().value("gpuwarden_run_examples_total", **run) == examples
         if name == "keras_fit":  # it reports its loss

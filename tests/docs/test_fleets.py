@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fleet_page import FILES, configuration
-from promql import unknown
+from fleet_page import FILES, read_configuration
+from promql import find_unknown_names
 
 from system_parts import needs
 
@@ -31,9 +31,9 @@ JOINED = {
 
 def test_engines_have_the_same_scrape_job() -> None:
     """The configuration of each engine has the job that rules and dashboards expect, with the limit of samples."""
-    (job,) = yaml.safe_load(configuration("prometheus"))["scrape_configs"]
+    (job,) = yaml.safe_load(read_configuration("prometheus"))["scrape_configs"]
     assert (job["job_name"], job["sample_limit"]) == ("gpuwarden", SAMPLE_LIMIT)
-    assert all(yaml.safe_load(configuration(engine))["scrape_configs"] == [job] for engine in FILES)
+    assert all(yaml.safe_load(read_configuration(engine))["scrape_configs"] == [job] for engine in FILES)
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_replaced_queries_are_valid() -> None:
     ]
     queries = [cell.replace("\\|", "|") for cell in cells if re.search(r"gpuwarden_\w+", cell)]
     assert len(queries) > 40
-    assert {query: found for query in queries if (found := unknown(query))} == {}
+    assert {query: found for query in queries if (found := find_unknown_names(query))} == {}

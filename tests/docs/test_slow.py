@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from promql import SAMPLES, unknown
+from promql import SAMPLES, find_unknown_names
 
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.clock_reasons import CLOCK_REASONS
@@ -26,7 +26,7 @@ def test_there_are_questions() -> None:
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_question_names_what_exists(question: str) -> None:
     """Prometheus parses it, and its metrics and labels are those of the tables."""
-    assert not unknown(question)
+    assert not find_unknown_names(question)
 
 
 def test_every_metric_exists() -> None:

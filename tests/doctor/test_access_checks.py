@@ -28,7 +28,7 @@ OTHER_USER = 65534
 def machine(tmp_path: Path) -> Machine:
     """Return a machine on which nothing is wrong, with two GPUs."""
     made = Machine(tmp_path)
-    made.healthy(gpus=2)
+    made.make_healthy(gpus=2)
     return made
 
 
@@ -60,7 +60,7 @@ def test_device_file_that_this_user_may_not_open() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         machine = Machine(Path(folder))
-        machine.healthy()
+        machine.make_healthy()
         node = machine.root / "dev/nvidia0"
         node.chmod(0o640)
         os.chown(node, 0, grp.getgrnam("video").gr_gid)
@@ -148,8 +148,8 @@ def remove_nodes(machine: Machine) -> None:
 def test_container_started_without_gpus(tmp_path: Path, sign: str, fix: str) -> None:
     """It is the one failure, though nothing of the driver is there but what the kernel shows."""
     machine = Machine(tmp_path)
-    machine.pci_gpu("0000:01:00.0")
-    machine.module("550.90.07")
+    machine.add_pci_gpu("0000:01:00.0")
+    machine.load_module("550.90.07")
     machine.write(sign)
     results = run_checks(machine.context)
     (failed,) = [each for each in results if each.status == "fail"]
@@ -198,7 +198,7 @@ def test_container(machine: Machine, environ: dict[str, str], nodes: object, sta
 
 def test_counts_differ(machine: Machine) -> None:
     """A GPU that the driver could not start, GPUs that NVML hides, and all of them hidden."""
-    machine.pci_gpu("0000:03:00.0")
+    machine.add_pci_gpu("0000:03:00.0")
     result = machine.check("device.count")
     assert (result.status, result.found) == ("fail", "The driver started 2 of the 3 GPUs on the PCI bus.")
     container = machine.write(".dockerenv")  # whose /proc has its own GPUs, and /sys those of the host
@@ -207,10 +207,10 @@ def test_counts_differ(machine: Machine) -> None:
     (machine.root / "proc/driver/nvidia/gpus/0000:03:00.0").mkdir()
     result = machine.check("device.count")
     assert (result.status, result.found) == ("warn", "NVML lists 2 of the 3 GPUs that the kernel module has.")
-    machine.driver_fails("gpus_hidden")
+    machine.fail_driver("gpus_hidden")
     assert machine.check("device.count").found == "NVML lists 0 of the 3 GPUs that the kernel module has."
     assert machine.check("driver.nvml").found == "device.count has the reason"
-    machine.driver_answers(gpu(0), gpu(1))
+    machine.set_driver_gpus(gpu(0), gpu(1))
     machine.write(".dockerenv")
     assert (machine.check("device.count").status, machine.check("device.count").found) == (
         "pass",
@@ -235,7 +235,7 @@ def test_counts_differ(machine: Machine) -> None:
 def test_visible_devices(machine: Machine, value: str, status: str, found: str) -> None:
     """CUDA takes the list up to the first entry that it does not know, and nothing of one with an entry twice."""
     instance = MigInstance(MigIdentity("MIG-5555", 1, 0, "1g.10gb"))
-    machine.driver_answers(gpu(0), replace(gpu(1), mig=(instance,)))
+    machine.set_driver_gpus(gpu(0), replace(gpu(1), mig=(instance,)))
     machine.environ["CUDA_VISIBLE_DEVICES"] = value
     result = machine.check("device.visible")
     assert (result.status, result.found) == (status, found)
@@ -244,14 +244,14 @@ def test_visible_devices(machine: Machine, value: str, status: str, found: str) 
 
 def test_empty_list_is_found_without_a_driver(machine: Machine) -> None:
     """It hides all GPUs whatever the driver says."""
-    machine.driver_fails("unknown")
+    machine.fail_driver("unknown")
     machine.environ["CUDA_VISIBLE_DEVICES"] = ""
     assert machine.check("device.visible").status == "fail"
 
 
 def test_order_of_different_models(machine: Machine) -> None:
     """CUDA's own order differs from nvidia-smi's only between models, and not with PCI_BUS_ID."""
-    machine.driver_answers(gpu(0, name="Quadro P400"), gpu(1))
+    machine.set_driver_gpus(gpu(0, name="Quadro P400"), gpu(1))
     result = machine.check("device.visible")
     assert (result.status, result.fix) == ("warn", "export CUDA_DEVICE_ORDER=PCI_BUS_ID")
     machine.environ["CUDA_VISIBLE_DEVICES"] = "0"

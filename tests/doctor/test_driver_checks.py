@@ -29,7 +29,7 @@ def failures(machine: Machine) -> list[CheckResult]:
 
 def test_healthy_machine_passes(machine: Machine) -> None:
     """Nothing of machine, driver and access is wrong."""
-    machine.healthy(gpus=2)
+    machine.make_healthy(gpus=2)
     results = {each.name: each for each in run_checks(machine.context)}
     checked = [name for name in results if name.split(".")[0] in ("driver", "device")] + ["machine.gpu"]
     assert {results[name].status for name in checked} == {"pass"}
@@ -47,7 +47,7 @@ def test_machine_without_a_gpu(machine: Machine) -> None:
 
 def test_gpu_of_another_vendor_is_named(machine: Machine) -> None:
     """A person with an AMD GPU learns that it is seen and is not NVIDIA's."""
-    machine.pci_gpu("0000:03:00.0", driver="amdgpu", vendor="0x1002")
+    machine.add_pci_gpu("0000:03:00.0", driver="amdgpu", vendor="0x1002")
     assert machine.check("machine.gpu").found == "This machine has no NVIDIA GPU; its GPU is from AMD."
 
 
@@ -73,11 +73,11 @@ MISSING_MODULES = (
 @pytest.mark.parametrize("case", MISSING_MODULES, ids=lambda case: case.found)
 def test_missing_module_has_its_reason(machine: Machine, case: Case) -> None:
     """Five machines on which the kernel module is not loaded, each for another reason."""
-    machine.pci_gpu("0000:01:00.0", driver=case.bound)
+    machine.add_pci_gpu("0000:01:00.0", driver=case.bound)
     machine.write(f"lib/modules/{KERNEL}/modules.dep", case.dependencies)
     if case.installed:
         machine.add_library("libnvidia-ml.so", "550.90.07")
-        machine.driver_fails("driver_not_loaded")
+        machine.fail_driver("driver_not_loaded")
     result = machine.check("driver.module")
     assert result.status == "fail"
     assert case.found in result.found
@@ -92,8 +92,8 @@ def test_missing_module_has_its_reason(machine: Machine, case: Case) -> None:
 )
 def test_module_and_its_version(machine: Machine, form: str, version: str, found: str) -> None:
     """Both forms of /proc/driver/nvidia/version."""
-    machine.pci_gpu("0000:01:00.0")
-    machine.module(version, form)
+    machine.add_pci_gpu("0000:01:00.0")
+    machine.load_module(version, form)
     assert machine.check("driver.module") == CheckResult("driver.module", "pass", found)
 
 
@@ -118,10 +118,10 @@ NEW_REFUSAL = (
 @pytest.mark.parametrize("refusal", [OLD_REFUSAL, NEW_REFUSAL], ids=["before 595", "from 595"])
 def test_driver_updated_under_its_module(machine: Machine, refusal: tuple[str, ...]) -> None:
     """A reboot is needed: NVML says so, and the library's file or the kernel log has the other version."""
-    machine.pci_gpu("0000:01:00.0")
-    machine.module("580.95.05")
-    machine.nodes()
-    machine.driver_fails("lib_rm_version_mismatch")
+    machine.add_pci_gpu("0000:01:00.0")
+    machine.load_module("580.95.05")
+    machine.make_device_nodes()
+    machine.fail_driver("lib_rm_version_mismatch")
     assert "different versions" in machine.check("driver.versions").found
     machine.log(*refusal)
     result = machine.check("driver.versions")
@@ -136,11 +136,11 @@ def test_driver_updated_under_its_module(machine: Machine, refusal: tuple[str, .
 
 def test_page_shows_this_report(machine: Machine) -> None:
     """The example in docs/use/doctor.md is what the doctor prints."""
-    machine.pci_gpu("0000:01:00.0")
-    machine.module("580.95.05")
-    machine.nodes()
+    machine.add_pci_gpu("0000:01:00.0")
+    machine.load_module("580.95.05")
+    machine.make_device_nodes()
     machine.add_library("libnvidia-ml.so", "580.178.04")
-    machine.driver_fails("lib_rm_version_mismatch")
+    machine.fail_driver("lib_rm_version_mismatch")
     results = [each for each in run_checks(machine.context) if each.name.startswith(("machine.", "driver."))]
     shown = "\n".join(line.plain for line in list(render_report(results, "", 80))[2:])
     assert shown in (ROOT / "docs/use/doctor.md").read_text()
@@ -148,7 +148,7 @@ def test_page_shows_this_report(machine: Machine) -> None:
 
 def test_program_with_foreign_libraries_was_refused(machine: Machine) -> None:
     """The machine is well; a container that brings its own driver libraries is not."""
-    machine.healthy(version="580.95.05")
+    machine.make_healthy(version="580.95.05")
     machine.log(*OLD_REFUSAL)
     result = machine.check("driver.versions")
     assert (result.status, result.found) == (
@@ -159,14 +159,14 @@ def test_program_with_foreign_libraries_was_refused(machine: Machine) -> None:
 
 def test_refusal_by_an_earlier_module_is_over(machine: Machine) -> None:
     """The kernel log keeps what an earlier module refused before it was replaced."""
-    machine.healthy(version="580.178.04")
+    machine.make_healthy(version="580.178.04")
     machine.log(*OLD_REFUSAL)
     assert machine.check("driver.versions").status == "pass"
 
 
 def test_libcuda_is_missing(machine: Machine) -> None:
     """As in a container with the capability utility only: nvidia-smi works, frameworks use the CPU."""
-    machine.healthy()
+    machine.make_healthy()
     for file in (machine.root / "usr/lib/x86_64-linux-gnu").glob("libcuda*"):
         file.unlink()
     result = machine.check("driver.libcuda")
@@ -176,7 +176,7 @@ def test_libcuda_is_missing(machine: Machine) -> None:
 
 def test_libcuda_of_a_compat_package(machine: Machine) -> None:
     """LD_LIBRARY_PATH comes first, and its folder is cuda-compat's."""
-    machine.healthy()
+    machine.make_healthy()
     compat = machine.add_library("libcuda.so", "575.51.03", "usr/local/cuda-12.9/compat").parent
     machine.environ["LD_LIBRARY_PATH"] = f"/nowhere:{compat}"
     result = machine.check("driver.libcuda")
@@ -186,7 +186,7 @@ def test_libcuda_of_a_compat_package(machine: Machine) -> None:
 
 def test_libcuda_of_another_driver(machine: Machine) -> None:
     """CUDA fails with error 803, which no program explains."""
-    machine.healthy()
+    machine.make_healthy()
     folder = machine.add_library("libcuda.so", "535.54.03", "opt/image/lib").parent
     machine.environ["LD_LIBRARY_PATH"] = str(folder)
     result = machine.check("driver.libcuda")
@@ -197,7 +197,7 @@ def test_libcuda_of_another_driver(machine: Machine) -> None:
 @pytest.mark.parametrize("fault", ["timeout", "unknown", "no_permission"])
 def test_driver_that_does_not_answer(machine: Machine, fault: str) -> None:
     """Also where /proc hides the module: an error of NVML's is a driver's."""
-    machine.driver_fails(fault)
+    machine.fail_driver(fault)
     result = machine.check("driver.nvml")
     assert result.status == "fail"
     assert fault.replace("_", " ") in result.found
@@ -212,7 +212,7 @@ def test_wsl2(machine: Machine) -> None:
     assert [each.name for each in failures(machine)] == ["machine.wsl"]
     machine.write("dev/dxg")
     machine.add_library("libcuda.so", "1.1", "usr/lib/wsl/lib")
-    machine.driver_answers()
+    machine.set_driver_gpus()
     assert machine.check("machine.wsl").status == "pass"
     skipped = ("driver.module", "device.nodes", "device.uvm")
     assert {machine.check(name).status for name in skipped} == {"skip"}

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from commands import run_command
 from doctor_machine import Machine, gpu
-from services import sleeping, until
+from services import sleeping_process, wait_until
 
 from gpuwarden.doctor.machine import gpu_checks
 from gpuwarden.gpu.metrics import GpuReadings
@@ -115,7 +115,7 @@ def test_driver_updated_under_its_module(mock_nvml: MockNvml) -> None:
 
 def test_holders_of_memory_are_named(mock_nvml: MockNvml) -> None:
     """User, command, pid and bytes of each, and the GPU that is free instead."""
-    with sleeping() as process:
+    with sleeping_process() as process:
         mock_nvml.processes(0, {process.pid: 60 * GIB, os.getpid(): 2 * GIB})
         results = doctor(mock_nvml, gpus=2)
     user = psutil.Process().username()
@@ -130,16 +130,16 @@ def test_holders_of_memory_are_named(mock_nvml: MockNvml) -> None:
 
 def test_stopped_process_and_zombie_that_hold_memory(mock_nvml: MockNvml) -> None:
     """Real ones: stopped by a signal, and ended without a parent that waits for it."""
-    with sleeping() as stopped:
+    with sleeping_process() as stopped:
         stopped.send_signal(signal.SIGSTOP)
-        until(lambda: psutil.Process(stopped.pid).status() == psutil.STATUS_STOPPED, "it is stopped")
+        wait_until(lambda: psutil.Process(stopped.pid).status() == psutil.STATUS_STOPPED, "it is stopped")
         mock_nvml.processes(0, {stopped.pid: 30 * GIB})
         result = doctor(mock_nvml)["memory.processes"]
         assert result["status"] == "warn"
         assert f"sleep (pid {stopped.pid}) holds 30.0 GiB and is stopped (Ctrl-Z or SIGSTOP)." in result["found"]
         assert result["fix"] == f"kill -CONT {stopped.pid} to go on, or kill -9 {stopped.pid}"
         stopped.kill()
-        until(lambda: psutil.Process(stopped.pid).status() == psutil.STATUS_ZOMBIE, "it is a zombie")
+        wait_until(lambda: psutil.Process(stopped.pid).status() == psutil.STATUS_ZOMBIE, "it is a zombie")
         result = doctor(mock_nvml)["memory.processes"]
         assert "is a zombie." in result["found"]
         assert result["fix"] == f"end or restart its parent, process {os.getpid()}"
@@ -159,7 +159,7 @@ def test_more_workers_than_cpus(mock_nvml: MockNvml) -> None:
     script = f"for n in $(seq {workers}); do sleep 600 & done; wait"
     with subprocess.Popen(["sh", "-c", script], start_new_session=True) as program:
         try:
-            until(lambda: len(psutil.Process(program.pid).children()) == workers, "the workers run")
+            wait_until(lambda: len(psutil.Process(program.pid).children()) == workers, "the workers run")
             mock_nvml.processes(0, {program.pid: GIB})
             result = doctor(mock_nvml)["input.workers"]
         finally:
@@ -178,7 +178,7 @@ def test_index_that_does_not_exist(mock_nvml: MockNvml) -> None:
 def machine(tmp_path: Path) -> Machine:
     """Return a machine on which nothing is wrong, with one GPU."""
     made = Machine(tmp_path)
-    made.healthy()
+    made.make_healthy()
     return made
 
 
@@ -195,7 +195,7 @@ def test_xids_since_the_start(machine: Machine, monkeypatch: pytest.MonkeyPatch)
     assert result.fix
     monkeypatch.setattr(gpu_checks, "RECENT_SECONDS", 0.0)
     assert machine.check("gpu.xids").status == "warn"
-    machine.driver_fails("unknown")
+    machine.fail_driver("unknown")
     assert machine.check("gpu.xids").found.startswith("The GPU at 0000:01:00.0 had XID 79")
 
 
@@ -209,28 +209,28 @@ def test_kernel_log_that_may_not_be_read(machine: Machine) -> None:
 def test_persistence_mode(machine: Machine) -> None:
     """A desktop keeps its driver loaded by itself."""
     off = {GpuReadings.persistence_mode: 0.0}
-    machine.driver_answers(gpu(0, off))
+    machine.set_driver_gpus(gpu(0, off))
     assert "nvidia-persistenced" in machine.check("gpu.persistence").fix
-    machine.driver_answers(gpu(0, {**off, GpuReadings.display_active: 1.0}))
+    machine.set_driver_gpus(gpu(0, {**off, GpuReadings.display_active: 1.0}))
     assert machine.check("gpu.persistence").status == "pass"
 
 
 def test_compute_mode(machine: Machine) -> None:
     """PROHIBITED lets no program in, EXCLUSIVE_PROCESS no second one."""
-    machine.driver_answers(gpu(0, {GpuReadings.compute_mode: {("prohibited",): 1.0, ("default",): 0.0}}))
+    machine.set_driver_gpus(gpu(0, {GpuReadings.compute_mode: {("prohibited",): 1.0, ("default",): 0.0}}))
     result = machine.check("gpu.compute_mode")
     assert (result.status, result.fix) == ("fail", "sudo nvidia-smi -i 0 -c DEFAULT")
     exclusive = gpu(0, {GpuReadings.compute_mode: {("exclusive_process",): 1.0}})
-    machine.driver_answers(exclusive)
+    machine.set_driver_gpus(exclusive)
     assert machine.check("gpu.compute_mode").status == "pass"
-    machine.driver_answers(replace(exclusive, processes=(GpuProcess(4711, "compute", GIB),)))
+    machine.set_driver_gpus(replace(exclusive, processes=(GpuProcess(4711, "compute", GIB),)))
     assert "process 4711 has it" in machine.check("gpu.compute_mode").found
 
 
 def test_fabric_that_was_not_joined(machine: Machine) -> None:
     """CUDA's error 802, which names no cause."""
     assert machine.check("gpu.fabric").status == "skip"
-    machine.driver_answers(gpu(0, {GpuReadings.fabric_joined: 1.0}), gpu(1, {GpuReadings.fabric_joined: 0.0}))
+    machine.set_driver_gpus(gpu(0, {GpuReadings.fabric_joined: 1.0}), gpu(1, {GpuReadings.fabric_joined: 0.0}))
     result = machine.check("gpu.fabric")
     assert (result.status, result.found) == ("fail", "GPU 1: has not joined its NVLink fabric.")
     assert "nvidia-fabricmanager" in result.fix
@@ -239,17 +239,17 @@ def test_fabric_that_was_not_joined(machine: Machine) -> None:
 def test_link_of_a_busy_gpu(machine: Machine) -> None:
     """An idle GPU lowers its link's generation, which is no fault."""
     slow: Readings = {GpuReadings.pcie_link_generation: 1.0, GpuReadings.pcie_link_max_generation: {("link",): 4.0}}
-    machine.driver_answers(gpu(0, slow))
+    machine.set_driver_gpus(gpu(0, slow))
     assert machine.check("gpu.pcie").status == "pass"
-    machine.driver_answers(gpu(0, {**slow, GpuReadings.utilization_ratio: 0.9}))
+    machine.set_driver_gpus(gpu(0, {**slow, GpuReadings.utilization_ratio: 0.9}))
     assert machine.check("gpu.pcie").found == "GPU 0: PCIe runs at generation 1 of 4 although the GPU is busy."
 
 
 def test_ecc_setting_that_waits_for_a_reset(machine: Machine) -> None:
     """And a GPU on which ECC is off says so."""
-    machine.driver_answers(gpu(0, {GpuReadings.ecc_mode: {("current",): 0.0, ("pending",): 1.0}}))
+    machine.set_driver_gpus(gpu(0, {GpuReadings.ecc_mode: {("current",): 0.0, ("pending",): 1.0}}))
     assert machine.check("gpu.ecc").found == "GPU 0: ECC is off until the next reset, then on."
-    machine.driver_answers(gpu(0, {GpuReadings.ecc_mode: {("current",): 0.0, ("pending",): 0.0}}))
+    machine.set_driver_gpus(gpu(0, {GpuReadings.ecc_mode: {("current",): 0.0, ("pending",): 0.0}}))
     assert machine.check("gpu.ecc").found == "no uncorrectable memory error; ECC is off on GPU 0"
 
 

@@ -22,7 +22,7 @@ MIB = 1 << 20
 def machine(tmp_path: Path) -> Machine:
     """Return a machine on which nothing is wrong, with one GPU."""
     made = Machine(tmp_path)
-    made.healthy()
+    made.make_healthy()
     return made
 
 
@@ -89,7 +89,7 @@ def test_cpus_by_affinity(machine: Machine) -> None:
         os.sched_setaffinity(0, before)
     assert result.status == "warn"
     assert result.found == f"This process may use 1 of {os.cpu_count()} CPUs for 1 GPU."
-    machine.driver_fails("unknown")
+    machine.fail_driver("unknown")
     assert machine.check("input.cpus").status == "pass"
 
 

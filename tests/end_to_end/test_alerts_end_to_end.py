@@ -11,8 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alert_receivers import Mail, Web, filled, hasty, local, receivers, text_of, values_for
-from services import Alertmanager, Daemon, Prometheus, ending, until
+from alert_receivers import (
+    MailServer,
+    WebhookServer,
+    fill_placeholders,
+    make_values,
+    read_text,
+    run_receivers,
+    shorten_waits,
+    use_local_servers,
+)
+from services import Alertmanager, Daemon, Prometheus, end_processes, wait_until
 from training_process import LIMIT_MIB, MIB, Trainer
 
 from gpuwarden.alerts.alert_links import AlertLinks
@@ -44,19 +53,19 @@ def rules() -> str:
 class People:
     """Receivers of notifications: alerts by name, as JSON from the webhook and as text from mail."""
 
-    def __init__(self, web: Web, mail: Mail) -> None:
+    def __init__(self, web: WebhookServer, mail: MailServer) -> None:
         self._web = web
         self._mail = mail
 
     def hear(self, alert: str, status: str = "firing") -> tuple[dict[str, Any], EmailMessage]:
         """Wait for both messages about an alert, and return the alert and the mail."""
-        said = until(lambda: self._posted(alert, status), f"{alert}, {status}, by the webhook", 120)
+        said = wait_until(lambda: self._posted(alert, status), f"{alert}, {status}, by the webhook", 120)
         over = "Resolved: " if status == "resolved" else ""
         words = rf"^{over}{re.escape(said['annotations']['summary'])}\n(.+\n)?Alert: {alert}, "
-        return said, until(lambda: self._letters(words), f"a letter of {alert}, {status}", 20)[0]
+        return said, wait_until(lambda: self._letters(words), f"a letter of {alert}, {status}", 20)[0]
 
     def _letters(self, words: str) -> list[EmailMessage]:
-        return [each for each in self._mail.letters if re.search(words, text_of(each), re.MULTILINE)]
+        return [each for each in self._mail.letters if re.search(words, read_text(each), re.MULTILINE)]
 
     def _posted(self, alert: str, status: str) -> dict[str, Any]:
         alerts = [each for post in self._web.posts("/webhook") for each in post["alerts"]]
@@ -69,7 +78,7 @@ def see_the_heat(people: People, box: str, uuid: str) -> None:
     assert (said["labels"]["uuid"], said["labels"]["gpu"], said["labels"]["instance"]) == (uuid, str(HOT), box)
     assert f" is hot: {MARGIN} °C below" in said["annotations"]["description"]
     assert letter["Subject"].startswith("WARNING: ")
-    text = text_of(letter)
+    text = read_text(letter)
     assert said["annotations"]["description"] in text
     assert f"GPU: {HOT} NVIDIA H100 80GB HBM3 {uuid}\n" in text
     assert f"Runbook: {RUNBOOKS}/GpuNearThermalSlowdown\n" in text
@@ -84,7 +93,7 @@ def see_the_slowdown(people: People, alertmanager: Alertmanager, box: str, uuid:
     assert share is not None
     assert 10 < float(share[1]) <= 100
     assert letter["Subject"] == f"CRITICAL: GpuHardwareThermalSlowdown, GPU {HOT}, {box}"
-    assert f"Runbook: {RUNBOOKS}/GpuHardwareThermalSlowdown\n" in text_of(letter)
+    assert f"Runbook: {RUNBOOKS}/GpuHardwareThermalSlowdown\n" in read_text(letter)
     held = {each["labels"]["alertname"]: each["status"]["state"] for each in alertmanager.alerts()}
     assert held["GpuNearThermalSlowdown"] == "suppressed"
 
@@ -100,7 +109,7 @@ def see_the_run(people: People, prometheus: Prometheus, box: str, uuid: str) -> 
     assert 0 < float(left[1]) < LIMIT_MIB
     assert float(left[1]) <= 0.05 * LIMIT_MIB or "At its current growth" in said["annotations"]["description"]
     assert letter["Subject"] == f"CRITICAL: RunNearOutOfMemory, GPU {COOL}, {box}, run trainer"
-    text = text_of(letter)
+    text = read_text(letter)
     assert said["annotations"]["description"] in text
     assert f"Run: trainer {run_id}\n" in text
     assert f"Runbook: {RUNBOOKS}/RunNearOutOfMemory\n" in text
@@ -110,12 +119,12 @@ def see_the_run(people: People, prometheus: Prometheus, box: str, uuid: str) -> 
 def see_the_end(people: People, alert: str) -> None:
     """Receive the resolution, with its subject, start and end."""
     said, letter = people.hear(alert, "resolved")
-    text = text_of(letter)
+    text = read_text(letter)
     assert re.search(r" UTC to \d\d:\d\d:\d\d UTC\n", text)
     assert said["labels"]["uuid"] in text
 
 
-def resolved(web: Web) -> set[str]:
+def resolved(web: WebhookServer) -> set[str]:
     """Return the alerts whose incidents PagerDuty opened and then resolved."""
     opened: dict[str, str] = {}
     ended = set()
@@ -127,7 +136,7 @@ def resolved(web: Web) -> set[str]:
     return ended
 
 
-def colors(web: Web) -> set[str]:
+def colors(web: WebhookServer) -> set[str]:
     """Return the colors of Slack's messages about critical alerts."""
     return {attachment["color"] for post in web.posts("/slack/critical") for attachment in post["attachments"]}
 
@@ -135,19 +144,20 @@ def colors(web: Web) -> set[str]:
 def test_alerts_reach_people_and_end(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
     """A hot GPU and a run near out of memory are sent by webhook and mail, with names and numbers, and resolved."""
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=2))
-    with receivers() as (web, mail), ending(daemon):
+    with run_receivers() as (web, mail), end_processes(daemon):
         alertmanager = Alertmanager(
-            tmp_path / "alertmanager", configuration=hasty(local(filled(values_for(web, mail)), web))
+            tmp_path / "alertmanager",
+            configuration=shorten_waits(use_local_servers(fill_placeholders(make_values(web, mail)), web)),
         )
         target = daemon.url.removeprefix("http://")
         prometheus = Prometheus(tmp_path / "prometheus", target, alertmanager.address, rules())
-        with ending(alertmanager, prometheus):
-            up = until(lambda: daemon.samples().all("gpuwarden_gpu_up"), "both GPUs")
+        with end_processes(alertmanager, prometheus):
+            up = wait_until(lambda: daemon.samples().all("gpuwarden_gpu_up"), "both GPUs")
             uuids = sorted(dict(labels)["uuid"] for labels in up)
             trainer = Trainer(tmp_path, daemon, uuids[COOL])
-            with ending(trainer):
+            with end_processes(trainer):
                 mock_nvml.processes(COOL, {trainer.pid: 600 * MIB})
-                trainer.say("climb")
+                trainer.send_line("grow")
                 mock_nvml.set(HOT, "temp", SLOWDOWN - MARGIN)
                 people = People(web, mail)
                 see_the_heat(people, target, uuids[HOT])
@@ -156,9 +166,9 @@ def test_alerts_reach_people_and_end(tmp_path: Path, config: Path, mock_nvml: Mo
                 see_the_run(people, prometheus, target, uuids[COOL])
                 mock_nvml.set(HOT, "throttle", 0)
                 mock_nvml.set(HOT, "temp", 50)
-                trainer.say("free")
+                trainer.send_line("free")
                 see_the_end(people, "GpuHardwareThermalSlowdown")
                 see_the_end(people, "RunNearOutOfMemory")
                 both = {"GpuHardwareThermalSlowdown", "RunNearOutOfMemory"}
-                until(lambda: both <= resolved(web), "both incidents of PagerDuty resolved")
-                until(lambda: {"danger", "good"} <= colors(web), "Slack's messages of both")
+                wait_until(lambda: both <= resolved(web), "both incidents of PagerDuty resolved")
+                wait_until(lambda: {"danger", "good"} <= colors(web), "Slack's messages of both")

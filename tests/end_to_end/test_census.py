@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from commands import run_command
-from services import ROOT, Daemon, Samples, ending, fetch, until
+from services import ROOT, Daemon, Samples, end_processes, fetch, wait_until
 from training_process import TrainingProcess
 
 from mock_nvml import MockNvml
@@ -48,11 +48,11 @@ def test_leak_names_its_holder(tmp_path: Path, mock_nvml: MockNvml) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG)
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1))
-    with ending(daemon):
-        (labels,) = Samples(until(daemon.page, "the page")).all("gpuwarden_gpu_info", gpu="0")
+    with end_processes(daemon):
+        (labels,) = Samples(wait_until(daemon.page, "the page")).all("gpuwarden_gpu_info", gpu="0")
         trainer = TrainingProcess(SCRIPT.name, tmp_path, daemon, dict(labels)["uuid"])
-        with ending(trainer):
-            seen = until(lambda: find_run(daemon), "a census", limit=120.0)
+        with end_processes(trainer):
+            seen = wait_until(lambda: find_run(daemon), "a census", limit=120.0)
             sent = daemon.samples().value("gpuwarden_run_advice_total", kind="leak")
             text = show(daemon, seen["run_id"])
     assert sent == 1

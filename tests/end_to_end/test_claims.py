@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import Daemon, ending, fetch, until
+from services import Daemon, end_processes, fetch, wait_until
 
 from gpuwarden.host import pid_namespace
 from gpuwarden.protocol.codec import encode
@@ -38,7 +38,7 @@ def claim(daemon: Daemon) -> Iterator[dict[str, Any]]:
             state: dict[str, Any] = json.loads(fetch(f"{daemon.url}/api/v1/state") or "{}")
             return state if any(run.get("steps") == 7 for run in state.get("runs", ())) else None
 
-        yield until(seen, "the run in the state")
+        yield wait_until(seen, "the run in the state")
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def daemon(tmp_path: Path, mock_nvml: MockNvml, request: pytest.FixtureRequest) 
     config.write_text(f"poll: {{interval: 200ms}}\nruns: {{trust_reports: {str(request.param).lower()}}}\n")
     mock_nvml.processes(GPUS - 1, {os.getpid(): 10**9})
     it = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=GPUS))
-    with ending(it):
-        until(lambda: it.samples().all("gpuwarden_gpu_info"), "the first poll")
+    with end_processes(it):
+        wait_until(lambda: it.samples().all("gpuwarden_gpu_info"), "the first poll")
         yield it
 
 

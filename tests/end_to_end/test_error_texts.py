@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from commands import run_command
 from message_receivers import HttpReceiver, http_receiver
-from services import ROOT, Daemon, Process, ending, fetch, until
+from services import ROOT, Daemon, Process, end_processes, fetch, wait_until
 
 from gpuwarden.incidents.incident_store import WITHHELD_LINE
 from gpuwarden.records.privacy import WITHHELD
@@ -74,7 +74,7 @@ def _box(
     program = ("-m", "gpuwarden") if uid is None else ("-c", AS_ALICE)
     arguments = ["--config", str(folder / "config.yaml"), *([] if mock else ["--source", "simulated"])]
     daemon = Daemon(folder, *arguments, env=mock.env(gpus=1) if mock else {}, program=program)
-    with ending(daemon):
+    with end_processes(daemon):
         yield daemon
         daemon.kill(signal.SIGTERM)
 
@@ -87,12 +87,12 @@ def fail(daemon: Daemon, uid: int) -> str:
     def listed(state: str) -> list[Any]:
         return [each for each in json.loads(fetch(f"{daemon.url}{RUNS}"))[state] if each["pid"] == user.pid]
 
-    with ending(user):
-        until(lambda: listed("live"), "the run")
+    with end_processes(user):
+        wait_until(lambda: listed("live"), "the run")
         assert user.popen.stdin is not None
         user.popen.stdin.close()
         assert user.popen.wait(60) == 1, user.output()
-        return str(until(lambda: listed("past"), "the end of the run")[0]["run_id"])
+        return str(wait_until(lambda: listed("past"), "the end of the run")[0]["run_id"])
 
 
 def ask_as(uid: int, daemon: Daemon, path: str) -> str:
@@ -126,7 +126,7 @@ def test_texts_are_off_http_and_shown_to_their_user_and_root(mock_nvml: MockNvml
         asked = urllib.request.Request(f"{daemon.url}/metrics", headers={"accept": "application/openmetrics-text"})
         with urllib.request.urlopen(asked, timeout=10) as answer:
             pages["OpenMetrics"] = answer.read().decode()
-        posted = [receiver.next() for _ in range(2)]
+        posted = [receiver.receive() for _ in range(2)]
         assert {post.path for post in posted} == {"/hook", "/api/v2/alerts"}
         pages["posted"] = repr([post.content for post in posted])
         assert "RunDied" in pages["posted"]
@@ -161,7 +161,7 @@ def test_texts_of_incidents(mock_nvml: MockNvml, tmp_path: Path) -> None:
     kernel_log = tmp_path / "kmsg"
     kernel_log.touch()
     with box(mock_nvml, f"kernel_log: {{path: {kernel_log}}}\n") as daemon:
-        until(daemon.samples, "a page")
+        wait_until(daemon.samples, "a page")
         line = f"Xid (PCI:0000:10:00): 31, pid=1, name={PROCESS}, Ch 00000008"
         kernel_log.write_text(f"4,1,{round(time.monotonic() * 1e6)},-;NVRM: {line}\n")
         run_id = fail(daemon, ALICE)
@@ -170,7 +170,7 @@ def test_texts_of_incidents(mock_nvml: MockNvml, tmp_path: Path) -> None:
             listed = json.loads(fetch(f"{daemon.url}{INCIDENTS}"))["incidents"]
             return [each for each in listed if each["subject"].get("run_id") == run_id]
 
-        (found,) = until(find_incidents, "the incident")
+        (found,) = wait_until(find_incidents, "the incident")
         assert "RuntimeError" in found["finding"]["text"]
         path = f"{INCIDENTS}/{found['id']}"
         shown = {

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import run_command
-from services import Daemon, Samples, altered, ending, fetch, until
+from services import Daemon, Samples, alter_constants, end_processes, fetch, wait_until
 from stepped_clock import SteppedClock
 
 from gpuwarden.protocol.codec import encode
@@ -48,7 +48,7 @@ class Box:
         self.mock = mock
         config = folder / "config.yaml"
         config.write_text(CONFIG)
-        program = altered({"gpuwarden.nvml.session:RETRY_SECONDS": RETRY_SECONDS, **(constants or {})})
+        program = alter_constants({"gpuwarden.nvml.session:RETRY_SECONDS": RETRY_SECONDS, **(constants or {})})
         self.daemon = Daemon(folder / "daemon", "--config", str(config), env=env, program=program)
 
     def page(self) -> Samples:
@@ -61,7 +61,7 @@ class Box:
         """Return the pages of the next polls, one each, without polls that started before now."""
         last = self.page().value("gpuwarden_poll_timestamp_seconds")
         for number in range(count + 1):
-            page = until(partial(self._newer, last), "the next poll")
+            page = wait_until(partial(self._newer, last), "the next poll")
             assert page is not None
             last = page.value("gpuwarden_poll_timestamp_seconds")
             if number:  # the first may have been under way
@@ -73,7 +73,7 @@ class Box:
 
     def settle(self, up: Collection[int], what: str) -> Samples:
         """Wait until exactly these GPUs are up."""
-        until(lambda: self.up() == set(up), what, 30)
+        wait_until(lambda: self.up() == set(up), what, 30)
         return self.page()
 
     def up(self) -> set[int]:
@@ -84,7 +84,7 @@ class Box:
     def recover(self) -> Samples:
         """Clear all faults, and wait until all GPUs are up and the driver is OK."""
         self.mock.clear()
-        until(self._well, "recovery", 30)
+        wait_until(self._well, "recovery", 30)
         return self.page()
 
     def _well(self) -> bool:
@@ -149,7 +149,7 @@ def box(folder: Path, mock_nvml_library: Path) -> Iterator[Box]:
         (present / f"0000:{16 + gpu}:00.0").mkdir(parents=True)
     env = mock.env(gpus=GPUS)
     box = Box(folder, mock, env, {"gpuwarden.nvml.troubleshooting:GPUS_OF_THE_KERNEL_MODULE": str(present)})
-    with ending(box.daemon):
+    with end_processes(box.daemon):
         yield box
         mock.clear()
 
@@ -198,7 +198,7 @@ def test_gpu_that_hangs(well: Box, function: str) -> None:
 def test_one_function_that_fails(well: Box) -> None:
     """A failing call loses only its own reading on its own GPU; both are reported."""
     well.mock.error(3, "nvmlDeviceGetPowerUsage", "UNKNOWN")
-    until(lambda: well.page().value("gpuwarden_gpu_power_usage_watts", uuid=uuid(3)) is None, "the reading gone")
+    wait_until(lambda: well.page().value("gpuwarden_gpu_power_usage_watts", uuid=uuid(3)) is None, "the reading gone")
     before = errors(well.page(), 3, "unknown")
     for page in well.pages():
         fresh(page, 0, 1, 2)
@@ -215,7 +215,7 @@ def test_driver_reloaded(well: Box, code: str) -> None:
     """An unloaded driver takes all GPUs with it and is reported; another version is used automatically."""
     well.mock.error("*", "*", code)
     page = well.settle((), "the driver gone")
-    until(lambda: well.page().value("gpuwarden_collector_success") == 0, "the fault is reported")
+    wait_until(lambda: well.page().value("gpuwarden_collector_success") == 0, "the fault is reported")
     for page in well.pages():
         assert page.value("gpuwarden_collector_success") == 0
         assert page.value("gpuwarden_gpus") is None
@@ -225,7 +225,7 @@ def test_driver_reloaded(well: Box, code: str) -> None:
     version = f"6{len(code)}.1"
     well.mock.clear()
     well.mock.driver(version)
-    until(lambda: len(well.page().all("gpuwarden_gpu_info", driver_version=version)) == GPUS, "the new driver")
+    wait_until(lambda: len(well.page().all("gpuwarden_gpu_info", driver_version=version)) == GPUS, "the new driver")
     page = well.settle(ALL, "the GPUs under it")
     assert len(page.all("gpuwarden_gpu_info")) == GPUS
     fresh(page, *ALL)
@@ -234,19 +234,21 @@ def test_driver_reloaded(well: Box, code: str) -> None:
 def test_call_to_the_whole_driver_that_hangs(well: Box) -> None:
     """While the driver does not report the number of GPUs, the known ones are still read."""
     well.mock.hang("*", "nvmlDeviceGetCount_v2")
-    until(lambda: well.page().value("gpuwarden_collector_success") == 0, "the fault")
+    wait_until(lambda: well.page().value("gpuwarden_collector_success") == 0, "the fault")
     began = well.page().value("gpuwarden_poll_timestamp_seconds") or 0
     for page in well.pages(2 * SETTLED):
         assert page.value("gpuwarden_gpus") is None
         assert (page.value("gpuwarden_collector_errors_total", error="timeout") or 0) > 0
         assert page.up() == [1] * GPUS
-    until(lambda: min(well.page().all("gpuwarden_gpu_last_success_timestamp_seconds").values()) > began, "all are read")
+    wait_until(
+        lambda: min(well.page().all("gpuwarden_gpu_last_success_timestamp_seconds").values()) > began, "all are read"
+    )
 
 
 def test_slow_gpu_is_late_and_not_lost(well: Box) -> None:
     """A GPU slower than a poll is still read, less often, with the time of the request."""
     well.mock.delay(1, "nvmlDeviceGetPowerUsage", 0.3)
-    until(lambda: 1 not in well.up(), "an answer that is late")
+    wait_until(lambda: 1 not in well.up(), "an answer that is late")
     before, lasts = errors(well.page(), 1, "timeout"), set()
     for page in well.pages(3 * SETTLED):
         fresh(page, 0, 2, 3)
@@ -283,7 +285,7 @@ def test_process_lists_that_race(well: Box) -> None:
                 assert page.value("gpuwarden_gpu_up", uuid=uuid(0)) == 1
                 fresh(page, *ALL)
             ending_one.wait()
-        until(lambda: well.page().all("gpuwarden_process_info", pid=str(lasting.pid)), "who the process is")
+        wait_until(lambda: well.page().all("gpuwarden_process_info", pid=str(lasting.pid)), "who the process is")
         page = well.page()
         assert not page.all("gpuwarden_process_info", pid=str((1 << 22) + 1))
         assert errors(page, 0, "insufficient_size") > 0
@@ -291,13 +293,13 @@ def test_process_lists_that_race(well: Box) -> None:
         lasting.kill()
         lasting.wait()
     well.mock.clear()
-    until(lambda: not well.page().all("gpuwarden_process_info"), "no process")
+    wait_until(lambda: not well.page().all("gpuwarden_process_info"), "no process")
 
 
 def test_gpus_that_are_hidden(well: Box) -> None:
     """No GPU where the kernel module has some is a fault, not an empty success."""
     well.mock.set("*", "count", 0)
-    until(lambda: well.page().value("gpuwarden_collector_success") == 0, "the fault")
+    wait_until(lambda: well.page().value("gpuwarden_collector_success") == 0, "the fault")
     for page in well.pages():
         assert page.value("gpuwarden_gpus") is None
         assert (page.value("gpuwarden_collector_errors_total", error="gpus_hidden") or 0) > 0
@@ -351,7 +353,7 @@ def test_driver_that_comes_later(tmp_path: Path, mock_nvml_library: Path) -> Non
     def failures(page: Samples) -> set[str]:
         return {dict(labels)["error"] for labels, n in page.all("gpuwarden_collector_errors_total").items() if n}
 
-    with ending(box.daemon):
+    with end_processes(box.daemon):
         page = box.page()
         assert page.value("gpuwarden_collector_success") == 0
         assert not page.all("gpuwarden_gpu_info")
@@ -362,11 +364,11 @@ def test_driver_that_comes_later(tmp_path: Path, mock_nvml_library: Path) -> Non
         whole = libraries / "whole"
         shutil.copy(mock_nvml_library / library.name, whole)
         whole.rename(library)
-        until(lambda: "driver_not_loaded" in failures(box.page()), "the library found")
+        wait_until(lambda: "driver_not_loaded" in failures(box.page()), "the library found")
         assert "modprobe" in box.daemon.output()
         mock.clear()
         mock.hang(2)  # from its first call on
-        until(lambda: box.up() == ALL - {2}, "the GPUs found")
+        wait_until(lambda: box.up() == ALL - {2}, "the GPUs found")
         for page in box.pages():
             fresh(page, 0, 1, 3)
             assert page.value("gpuwarden_gpus") == GPUS
@@ -380,14 +382,14 @@ def test_driver_updated(tmp_path: Path, mock_nvml_library: Path) -> None:
     mock = MockNvml(mock_nvml_library, tmp_path)
     env = mock.env(gpus=GPUS)
     box = Box(tmp_path, mock, env)
-    with ending(box.daemon):
+    with end_processes(box.daemon):
         fresh(box.page(), *ALL)
         mock.error("*", "*", "LIB_RM_VERSION_MISMATCH")
         assert box.daemon.popen.wait(30) == 1
         assert "the driver was updated; restart the daemon" in box.daemon.output()
     restarted = Box(tmp_path, mock, env)
-    with ending(restarted.daemon):
-        until(
+    with end_processes(restarted.daemon):
+        wait_until(
             lambda: "lib_rm_version_mismatch" in restarted.daemon.page(), "the refusal, which a restart does not mend"
         )
         mock.clear()
@@ -413,7 +415,7 @@ def test_library_without_newer_functions(tmp_path: Path, mock_nvml_library: Path
         mock.error("*", function, "FUNCTION_NOT_FOUND")
     mock.processes("*", {1: 5 * MIB})
     box = Box(tmp_path, mock, mock.env(gpus=GPUS))
-    with ending(box.daemon):
+    with end_processes(box.daemon):
         for page in box.pages():
             fresh(page, *ALL)
             for gpu in ALL:
@@ -436,11 +438,11 @@ def test_clock_steps(tmp_path: Path, mock_nvml_library: Path) -> None:
     """Times follow a wall clock that is set forward and back, past ones too; counters and timeouts do not."""
     clock, mock = SteppedClock(tmp_path), MockNvml(mock_nvml_library, tmp_path)
     box = Box(tmp_path, mock, {**mock.env(gpus=GPUS), **clock.env})
-    with ending(box.daemon), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
+    with end_processes(box.daemon), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
         run.connect(str(box.daemon.socket))
         run.send(encode(Hello("clocked", "none", {})))
         run.send(encode(Report("train", 1, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {})))
-        until(lambda: box.page().value("gpuwarden_run_steps_total") == 1, "the run")
+        wait_until(lambda: box.page().value("gpuwarden_run_steps_total") == 1, "the run")
         began = time.monotonic()
         (before,) = box.pages(1)  # of a poll since then: an older one has counted less
         for days in (1, -1, 400, 0):
@@ -479,7 +481,7 @@ def test_gpu_that_hangs_from_the_start(tmp_path: Path, mock_nvml_library: Path, 
     constants = {"gpuwarden.nvml.troubleshooting:GPUS_OF_THE_KERNEL_MODULE": str(kernel)}
     box = Box(tmp_path, mock, mock.env(gpus=GPUS), constants)
     address = "00000000:12:00.0"
-    with ending(box.daemon):
+    with end_processes(box.daemon):
         page = box.page()
         assert page.value("gpuwarden_gpu_up", uuid=address) == 0
         assert page.value("gpuwarden_gpus") == GPUS
@@ -496,5 +498,5 @@ def test_gpu_that_hangs_from_the_start(tmp_path: Path, mock_nvml_library: Path, 
         top = run_command("top", "--once", "--listen", f"127.0.0.1:{box.daemon.port}")
         assert "not responding: timeout" in top.stdout
         mock.clear()
-        until(lambda: box.up() == ALL, "it is identified", 30)
-        until(lambda: box.page().value("gpuwarden_gpu_up", uuid=address) is None, "no second series")
+        wait_until(lambda: box.up() == ALL, "it is identified", 30)
+        wait_until(lambda: box.page().value("gpuwarden_gpu_up", uuid=address) is None, "no second series")

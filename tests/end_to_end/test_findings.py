@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import run_command
-from services import Daemon, Process, ending, fetch, until
+from services import Daemon, Process, end_processes, fetch, wait_until
 
 from mock_nvml import MockNvml
 from system_parts import needs_framework
@@ -52,11 +52,11 @@ def test_findings(tmp_path: Path, mock_nvml: MockNvml) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     environment = {**ENVIRONMENT, "GPUWARDEN_SOCKET": str(daemon.socket)}
-    with ending(daemon):
+    with end_processes(daemon):
         training = Process([sys.executable, str(script)], tmp_path / "training.log", environment)
-        with ending(training):
-            until(lambda: "trained" in training.output(), "the training", 120)
-            until(lambda: daemon.samples().value("gpuwarden_run_errors_total", kind="shape_dtype"), "the error")
+        with end_processes(training):
+            wait_until(lambda: "trained" in training.output(), "the training", 120)
+            wait_until(lambda: daemon.samples().value("gpuwarden_run_errors_total", kind="shape_dtype"), "the error")
             samples = daemon.samples()
             ((labels, _),) = samples.all("gpuwarden_run_no_gpu_info").items()
             run_id = dict(labels)["run_id"]
@@ -69,7 +69,7 @@ def test_findings(tmp_path: Path, mock_nvml: MockNvml) -> None:
             assert all(each["text"] and each["next_step"] for each in run["findings"])
             assert len([each for each in run["troubles"] if each["level"] == "warning"]) == 2
             assert {"RunLossNotFinite", "RunWithoutGpu"} <= {each["kind"] for each in state["events"]}
-        until(lambda: daemon.samples().all("gpuwarden_run_outcome"), "the outcome")
+        wait_until(lambda: daemon.samples().all("gpuwarden_run_outcome"), "the outcome")
         lines = show(daemon, run_id)
     text = "\n".join(lines)
     # The loss is read once a second: on a busy machine also within the eight steps, which narrows the bounds.

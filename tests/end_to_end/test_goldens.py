@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from golden_boxes import FOLDER, GOLDENS, RECORDED, Golden, dcgm, replayed, state_document
+from golden_boxes import FOLDER, GOLDENS, RECORDED, Golden, dcgm, render_replay, state_document
 
 from gpuwarden.nvml.interface import FUNCTIONS
 from mock_nvml import MockNvml
@@ -106,7 +106,7 @@ class TestGoldens:
 
     def test_page_of_the_capture(self, golden: Golden, check: Check) -> None:
         """The committed capture gives the committed page."""
-        check(f"{golden.name}.prom", replayed(FOLDER / f"{golden.name}.json"))
+        check(f"{golden.name}.prom", render_replay(FOLDER / f"{golden.name}.json"))
 
     def test_page_of_the_driver(self, golden: Golden, made: Made, check: Check) -> None:
         """Polled through the real binding, the box gives the page that its replay gives."""
@@ -120,12 +120,12 @@ class TestGoldens:
 @pytest.mark.parametrize("name", RECORDED)
 def test_page_of_what_was_recorded_once(name: str, check: Check) -> None:
     """A capture that cannot be recorded again gives the committed page."""
-    check(f"{name}.prom", replayed(FOLDER / f"{name}.json"))
+    check(f"{name}.prom", render_replay(FOLDER / f"{name}.json"))
 
 
 def test_capture_of_the_first_version() -> None:
     """A file of an early version is replayed with the data it has."""
-    page = replayed(FOLDER / "first.json")
+    page = render_replay(FOLDER / "first.json")
     assert b"gpuwarden_gpu_memory_used_bytes{" in page
     assert b"gpuwarden_gpu_bar1_size_bytes{" not in page  # was not asked then
 
@@ -133,7 +133,7 @@ def test_capture_of_the_first_version() -> None:
 @pytest.mark.parametrize("name", WITH_DCGM)
 def test_page_of_dcgm_names(name: str, check: Check) -> None:
     """The committed capture gives the committed page of DCGM's names."""
-    check(f"{name}.dcgm.prom", replayed(FOLDER / f"{name}.json", dcgm()))
+    check(f"{name}.dcgm.prom", render_replay(FOLDER / f"{name}.json", dcgm()))
 
 
 @pytest.mark.parametrize("name", WITH_STATE)

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from hostile_user import UNPRIVILEGED_UID
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
-from services import ROOT, Daemon, Process, Samples, ending, fetch, until
+from services import ROOT, Daemon, Process, Samples, end_processes, fetch, wait_until
 
 from gpuwarden.protocol.codec import encode
 from gpuwarden.protocol.messages import STEP_BUCKETS, Hello, Report
@@ -102,8 +102,8 @@ class Siege:
         """Run a function in processes of a hostile user."""
         command = [sys.executable, str(ROOT / "tests/support/hostile_user.py"), str(self.daemon.socket), what]
         user = Process([*command, str(processes), str(each)], self._folder / "ill.log")
-        with ending(user):
-            until(lambda: "ready" in user.output(), "the hostile user is at it", 120)
+        with end_processes(user):
+            wait_until(lambda: "ready" in user.output(), "the hostile user is at it", 120)
             yield user
             assert user.popen.stdin is not None
             user.popen.stdin.close()
@@ -157,7 +157,7 @@ class Siege:
             )
             return self.samples().value("gpuwarden_run_steps_total", run_id=run_id) or 0
 
-        until(lambda: shown() > made, "the good run's next steps")
+        wait_until(lambda: shown() > made, "the good run's next steps")
 
 
 @pytest.fixture
@@ -175,12 +175,12 @@ def siege(tmp_path: Path, mock_nvml: MockNvml, expiry: int) -> Iterator[Siege]:
     folder = tmp_path / "daemon"
     daemon = Daemon(folder, "--config", str(config), env=mock_nvml.env(gpus=2))
     folder.chmod(0o755)  # the hostile user enters it while still one who may
-    with ending(daemon):
+    with end_processes(daemon):
         command = [sys.executable, str(ROOT / "tests/support/good_run.py"), str(daemon.socket)]
         good = Process(command, tmp_path / "good.log")
-        with ending(good):
+        with end_processes(good):
             it = Siege(tmp_path, daemon, good)
-            until(lambda: it.samples().all("gpuwarden_run_info", pid=str(good.pid)), "the good run")
+            wait_until(lambda: it.samples().all("gpuwarden_run_info", pid=str(good.pid)), "the good run")
             scraper = Scraper(daemon, good.pid)
             scraper.start()
             try:
@@ -216,8 +216,8 @@ def test_text_stays_text(siege: Siege) -> None:
             ):
                 connection.send(json.dumps(message).encode())
                 sent += 1
-        until(lambda: siege.rejected() == {"invalid": sent}, f"all {sent} rejected")
-        (labels,) = until(
+        wait_until(lambda: siege.rejected() == {"invalid": sent}, f"all {sent} rejected")
+        (labels,) = wait_until(
             lambda: siege.samples().all("gpuwarden_run_info", pid=str(os.getpid())), "the run with its names"
         )
         assert dict(labels)["run_name"] == dict(labels)["framework"] == PRINTABLE
@@ -246,7 +246,7 @@ def test_changing_names_make_few_series(siege: Siege) -> None:
                 shown = siege.samples().all("gpuwarden_run_info", pid=str(os.getpid()))
                 assert len(shown) <= 1
                 seen |= {dict(labels)["run_name"] for labels in shown}
-        until(lambda: (siege.samples().value("gpuwarden_reports_received_total") or 0) > 2000, "all were received")
+        wait_until(lambda: (siege.samples().value("gpuwarden_reports_received_total") or 0) > 2000, "all were received")
     assert len(seen) <= 2 + (time.monotonic() - begin) / EXPIRY_SECONDS
 
 
@@ -254,11 +254,11 @@ def test_descriptors_sent_along_are_closed(siege: Siege) -> None:
     """Open files that come with messages do not stay open in the daemon."""
     with siege.connect() as connection:
         connection.send(json.dumps(HELLO).encode())
-        until(lambda: siege.samples().all("gpuwarden_run_info", pid=str(os.getpid())), "this process as a run")
+        wait_until(lambda: siege.samples().all("gpuwarden_run_info", pid=str(os.getpid())), "this process as a run")
         before = siege.descriptors()
         for number in range(1, 51):
             socket.send_fds(connection, [json.dumps({**REPORT, "steps": number}).encode()], [0] * 50)
-        until(lambda: 50 in siege.samples().all("gpuwarden_run_steps_total").values(), "all were received")
+        wait_until(lambda: 50 in siege.samples().all("gpuwarden_run_steps_total").values(), "all were received")
         assert siege.descriptors() <= before + 8  # scrapes
 
 
@@ -274,9 +274,9 @@ def test_two_thousand_connections_of_one_process(siege: Siege) -> None:
     """One process holds a few; the rest is closed and counted."""
     before = siege.descriptors()
     with siege.beset("hold", 1, 2000):
-        until(lambda: siege.refused() == 2000 - MAX_CONNECTIONS_PER_PROCESS, "the others refused")
+        wait_until(lambda: siege.refused() == 2000 - MAX_CONNECTIONS_PER_PROCESS, "the others refused")
         assert siege.descriptors() <= before + MAX_CONNECTIONS_PER_PROCESS + 1 + 8  # its pidfd, and scrapes
-    until(lambda: siege.descriptors() <= before + 8, "its descriptors are closed")
+    wait_until(lambda: siege.descriptors() <= before + 8, "its descriptors are closed")
 
 
 def test_two_thousand_connections_of_many_processes(siege: Siege) -> None:
@@ -284,18 +284,18 @@ def test_two_thousand_connections_of_many_processes(siege: Siege) -> None:
     before = siege.descriptors()
     processes = MAX_CONNECTIONS // MAX_CONNECTIONS_PER_PROCESS + 20
     with siege.beset("hold", processes, MAX_CONNECTIONS_PER_PROCESS):
-        until(lambda: siege.refused() >= 20 * MAX_CONNECTIONS_PER_PROCESS, "some refused")
+        wait_until(lambda: siege.refused() >= 20 * MAX_CONNECTIONS_PER_PROCESS, "some refused")
         assert siege.descriptors() <= before + 2 * MAX_CONNECTIONS
         see_a_newcomer(siege)
-    until(lambda: siege.descriptors() <= before + 8, "their descriptors are closed")
+    wait_until(lambda: siege.descriptors() <= before + 8, "their descriptors are closed")
 
 
 def see_a_newcomer(siege: Siege, limit: float = 60.0) -> None:
     """Start another good run, and check that it appears within `limit` seconds."""
     command = [sys.executable, str(ROOT / "tests/support/good_run.py"), str(siege.daemon.socket), "newcomer"]
     newcomer = Process(command, siege.daemon.log.parent / "newcomer.log")
-    with ending(newcomer):
-        until(lambda: siege.samples().all("gpuwarden_run_info", run_name="newcomer"), "the newcomer", limit)
+    with end_processes(newcomer):
+        wait_until(lambda: siege.samples().all("gpuwarden_run_info", run_name="newcomer"), "the newcomer", limit)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes two users")
@@ -303,8 +303,8 @@ def see_a_newcomer(siege: Siege, limit: float = 60.0) -> None:
 def test_one_users_runs_leave_room_for_anothers(siege: Siege) -> None:
     """A user who fills `runs.max` loses the newest for another user's run, once; then all is still."""
     with siege.beset("report", MAX_RUNS + 40):
-        until(lambda: siege.uids().total() == MAX_RUNS, "the table is full", 120)
-        until(lambda: siege.rejected()["too_many_runs"] >= 41, "the others are rejected", 120)
+        wait_until(lambda: siege.uids().total() == MAX_RUNS, "the table is full", 120)
+        wait_until(lambda: siege.rejected()["too_many_runs"] >= 41, "the others are rejected", 120)
         assert siege.uids()[str(ILL_UID)] == MAX_RUNS - 1
         see_a_newcomer(siege)
         assert siege.uids()[str(ILL_UID)] == MAX_RUNS - 2
@@ -320,16 +320,16 @@ def test_five_hundred_runs_come_and_go(siege: Siege) -> None:
     held = []
     for _ in range(6):
         with siege.beset("report", 500):
-            until(lambda: siege.uids().total() == 501, "all runs are on the page", 120)
-        until(lambda: siege.uids().total() == 1, "they are forgotten", 120)
+            wait_until(lambda: siege.uids().total() == 501, "all runs are on the page", 120)
+        wait_until(lambda: siege.uids().total() == 1, "they are forgotten", 120)
         held.append(siege.resident())
-    until(lambda: siege.descriptors() <= before + 8, "their descriptors are closed")
+    wait_until(lambda: siege.descriptors() <= before + 8, "their descriptors are closed")
     ended = siege.samples().all("gpuwarden_runs_ended_total")
     assert sum(ended.values()) == 3000
     assert held[5] < held[1] + 16, held
 
 
-@pytest.mark.parametrize("how", ["flood", "knock"])
+@pytest.mark.parametrize("how", ["flood", "reconnect"])
 def test_flood_is_bounded(siege: Siege, how: str) -> None:
     """A flood of messages or connections takes part of one core, and neither memory nor descriptors."""
     descriptors = siege.descriptors()
@@ -346,7 +346,7 @@ def test_flood_is_bounded(siege: Siege, how: str) -> None:
         if how == "flood":
             rejected = siege.rejected()
             assert rejected["not_json"] > 1000, rejected
-    until(lambda: siege.descriptors() <= descriptors + 8, "its descriptors are closed")
+    wait_until(lambda: siege.descriptors() <= descriptors + 8, "its descriptors are closed")
 
 
 def test_messages_are_as_these_tests_write_them() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from services import Daemon, Samples, ending, fetch, until
+from services import Daemon, Samples, end_processes, fetch, wait_until
 
 from mock_nvml import MockNvml
 from mock_nvml.control import Key
@@ -66,8 +66,8 @@ def box(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) -> It
     config = folder / "config.yaml"
     config.write_text("poll: {interval: 100ms, slow_interval: 1s}\nruns: {trust_reports: true}\n")
     daemon = Daemon(folder / "daemon", "--config", str(config), env=mock.env(gpus=2))
-    with ending(daemon):
-        until(lambda: daemon.samples().up() == [1, 1], "both GPUs")
+    with end_processes(daemon):
+        wait_until(lambda: daemon.samples().up() == [1, 1], "both GPUs")
         yield daemon, mock
 
 
@@ -80,11 +80,11 @@ def read_counters(page: Samples) -> dict[tuple[int, str], float]:
 def test_nonsense(box: tuple[Daemon, MockNvml]) -> None:
     """Values that cannot be have no series and raise no alert; no counter jumps, then or once the driver is right."""
     daemon, mock = box
-    until(lambda: read_counters(daemon.samples()).keys() == COUNTERS.keys(), "the slow tier")
+    wait_until(lambda: read_counters(daemon.samples()).keys() == COUNTERS.keys(), "the slow tier")
     before = read_counters(daemon.samples())
     for (gpu, setting), (value, _metric) in NONSENSE.items():
         mock.set(gpu, setting, value)
-    pages = [until(lambda: refused(daemon, at_least=200), "values refused many times")]
+    pages = [wait_until(lambda: refused(daemon, at_least=200), "values refused many times")]
     for (gpu, setting), (_value, metric) in NONSENSE.items():
         assert not pages[0].all(metric, uuid=UUIDS[gpu], **REFUSED.get(setting, {})), metric
     assert pages[0].up() == [1, 1]
@@ -94,7 +94,7 @@ def test_nonsense(box: tuple[Daemon, MockNvml]) -> None:
     events = [text for text in ours if not late.search(text)]
     assert (state["condition"], [gpu["condition"] for gpu in state["gpus"]], events) == ("ok", ["ok"] * 2, [])
     mock.clear()
-    pages.append(until(lambda: all_again(daemon), "all values again"))
+    pages.append(wait_until(lambda: all_again(daemon), "all values again"))
     for page in pages:
         for (gpu, name), value in read_counters(page).items():
             assert 0 <= value - before[gpu, name] <= COUNTERS[gpu, name], (gpu, name)

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from services import Daemon, ending, fetch, until
+from services import Daemon, end_processes, fetch, wait_until
 
 from gpuwarden.host.cgroup_limits import CgroupReader
 from gpuwarden.protocol.codec import encode
@@ -37,9 +37,9 @@ def test_limit_of_a_cgroup_from_driver_to_users(tmp_path: Path, mock_nvml: MockN
     # The process has a pool of 2 GiB, and another process of the cgroup 256 MiB.
     mock_nvml.control(f"procs * {pid}:{(2048 * MIB) + CONTEXT}B", f"limits * {folder} 1024 3072 {2048 + 512 + 256}")
     daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=1))
-    with ending(daemon), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
+    with end_processes(daemon), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
         run.connect(str(daemon.socket))
-        (labels,) = until(lambda: daemon.samples().all("gpuwarden_gpu_up"), "the GPU is polled")
+        (labels,) = wait_until(lambda: daemon.samples().all("gpuwarden_gpu_up"), "the GPU is polled")
         uuid = dict(labels)["uuid"]
         run.send(encode(Hello("limited", "torch", {"GPU:0": uuid})))
 
@@ -49,7 +49,7 @@ def test_limit_of_a_cgroup_from_driver_to_users(tmp_path: Path, mock_nvml: MockN
             time.sleep(0.1)
             return daemon.samples().all("gpuwarden_run_memory_headroom_limit_info", uuid=uuid, limit="cgroup")
 
-        until(limited, "the limit of the cgroup is known")
+        wait_until(limited, "the limit of the cgroup is known")
         found = daemon.samples()
         # What the cgroup has left, and the unused part of the pool.
         assert found.value("gpuwarden_run_memory_headroom_bytes") == (256 + 148) * MIB

@@ -48,7 +48,7 @@ from gpuwarden.runs.run_snapshot import JoinedPoll
 from gpuwarden.runs.run_state import RunState
 from gpuwarden.state import State
 from gpuwarden.usage.accountant import UsageAccountant
-from snapshots import GIB, divided, gpu, snapshot
+from snapshots import GIB, gpu, mig_gpu, snapshot
 
 T = TypeVar("T")
 DEVICES = ("GPU:0", "GPU:1", "GPU:2", "GPU:3", "CPU:0", "GPU:99999", "GPU:²")
@@ -121,7 +121,7 @@ class Liar:
         held = {pid: self._random.choice([None, 0, GIB, 50 * GIB]) for pid in range(1, self._random.randrange(2, 6))}
         whole = gpu(0, free=free, held=held)
         other = self._random.choice(
-            [gpu(1), divided(1, free=(GIB, 2 * GIB), held={1: 0}), replace(gpu(1), fault="lost")]
+            [gpu(1), mig_gpu(1, free=(GIB, 2 * GIB), held={1: 0}), replace(gpu(1), fault="lost")]
         )
         return snapshot(*self._random.choice([(), (whole,), (whole, other), (other, whole)]))
 

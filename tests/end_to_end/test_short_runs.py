@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from services import ROOT, Daemon, Process, ending, until
+from services import ROOT, Daemon, Process, end_processes, wait_until
 
 from mock_nvml import MockNvml
 
@@ -25,8 +25,8 @@ def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
     folder = tmp_path / "daemon"
     it = Daemon(folder, "--config", str(config), env=mock_nvml.env(gpus=1))
     folder.chmod(0o755)  # the hostile user enters it
-    with ending(it):
-        until(lambda: it.samples().all("gpuwarden_gpu_info"), "the first poll")
+    with end_processes(it):
+        wait_until(lambda: it.samples().all("gpuwarden_gpu_info"), "the first poll")
         yield it
 
 
@@ -35,10 +35,10 @@ def test_short_runs_become_a_counter(tmp_path: Path, daemon: Daemon) -> None:
     began = time.monotonic()
     command = [sys.executable, str(ROOT / "tests/support/hostile_user.py"), str(daemon.socket), "start", "1", str(RUNS)]
     user = Process(command, tmp_path / "ill.log")
-    with ending(user):
-        until(lambda: "ready" in user.output(), "the user has started them", 120)
+    with end_processes(user):
+        wait_until(lambda: "ready" in user.output(), "the user has started them", 120)
         refused = "too_many_new_runs"
-        until(
+        wait_until(
             lambda: (
                 len(daemon.samples().all("gpuwarden_run_info"))
                 + (daemon.samples().value("gpuwarden_reports_rejected_total", reason=refused) or 0)
@@ -52,7 +52,9 @@ def test_short_runs_become_a_counter(tmp_path: Path, daemon: Daemon) -> None:
         good = Process(
             [sys.executable, str(ROOT / "tests/support/good_run.py"), str(daemon.socket)], tmp_path / "good.log"
         )
-        with ending(good):
-            until(lambda: daemon.samples().all("gpuwarden_run_info", pid=str(good.pid)), "the run of another user")
-            until(lambda: len(re.findall("run ended", daemon.output())) >= admitted, "the ends of the short runs", 60)
+        with end_processes(good):
+            wait_until(lambda: daemon.samples().all("gpuwarden_run_info", pid=str(good.pid)), "the run of another user")
+            wait_until(
+                lambda: len(re.findall("run ended", daemon.output())) >= admitted, "the ends of the short runs", 60
+            )
             assert len(daemon.output().splitlines()) <= 2 * admitted + 20

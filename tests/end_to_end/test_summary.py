@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from memory_limit import memory_limit
-from services import Daemon, Process, ending, until
+from services import Daemon, Process, end_processes, wait_until
 from training_process import LIMIT_MIB
 
 from mock_nvml import MockNvml
@@ -35,13 +35,13 @@ def train(tmp_path: Path, mock_nvml: MockNvml) -> list[str]:
     config = tmp_path / "config.yaml"
     config.write_text("runs: {trust_reports: true}\n")
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1))
-    with ending(daemon):
-        until(lambda: daemon.samples().up(), "a poll")
+    with end_processes(daemon):
+        wait_until(lambda: daemon.samples().up(), "a poll")
         (labels,) = daemon.samples().all("gpuwarden_gpu_info", gpu="0")
         command = [sys.executable, "-c", PROGRAM, dict(labels)["uuid"]]
         environment = {**memory_limit(LIMIT_MIB), "GPUWARDEN_SOCKET": str(daemon.socket)}
         trainer = Process(command, tmp_path / "trainer.log", environment)
-        with ending(trainer):
+        with end_processes(trainer):
             trainer.popen.wait(120)
             return trainer.output().splitlines()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hostile_user import connect
 from message_receivers import HttpReceiver, http_receiver
-from services import ROOT, Daemon, Samples, ending, until
+from services import ROOT, Daemon, Samples, end_processes, wait_until
 
 from gpuwarden.protocol.codec import encode
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
@@ -66,7 +66,7 @@ def run_out_of_memory(daemon: Daemon) -> None:
     allocations = (Allocation(8 * GIB, "64,1024", "float", "MatMul", "GPU:0", "GPU_0_bfc"),)
     memory = {"GPU:0": DeviceMemory(29 * GIB, 29 * GIB, 32 * GIB)}
     run.send(encode(Error("device_oom", "ResourceExhaustedError", "OOM", "train", 29, allocations, memory)))
-    until(lambda: b'"device_oom"' in get(daemon, "/api/v1/runs"), "the error")
+    wait_until(lambda: b'"device_oom"' in get(daemon, "/api/v1/runs"), "the error")
     run.close()
 
 
@@ -92,8 +92,8 @@ def test_daemon_needs_none_of_its_files(how: str, tmp_path: Path, mock_nvml: Moc
     environment = {**mock_nvml.env(gpus=2), "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     config = str(tmp_path / "config.yaml")
     daemon = Daemon(tmp_path / "box", "--config", config, env=environment, program=("-c", PROGRAM, str(late)))
-    with ending(daemon):
-        until(lambda: "gpuwarden.daemon.daemon" in late.read_text(), "the modules of the start")
+    with end_processes(daemon):
+        wait_until(lambda: "gpuwarden.daemon.daemon" in late.read_text(), "the modules of the start")
         late.unlink()
         shutil.rmtree(library)
         if how == "swapped":
@@ -105,16 +105,16 @@ def test_daemon_needs_none_of_its_files(how: str, tmp_path: Path, mock_nvml: Moc
         mock_nvml.xid(1, 79)
         mock_nvml.lose(1)
         run_out_of_memory(daemon)
-        state = until(lambda: (found := json.loads(get(daemon, "/api/v1/state")))["runs"] and found, "the run")
-        until(lambda: b'"diagnosis"' in get(daemon, "/api/v1/runs"), "the diagnosis")
+        state = wait_until(lambda: (found := json.loads(get(daemon, "/api/v1/state")))["runs"] and found, "the run")
+        wait_until(lambda: b'"diagnosis"' in get(daemon, "/api/v1/runs"), "the diagnosis")
         get(daemon, state["runs"][0]["record"])
-        assert receiver.next()
-        until(lambda: b"XID 79" in get(daemon, "/api/v1/state"), "the XID")
-        until(lambda: daemon.samples().up() == [1.0, 0.0], "the lost GPU")
+        assert receiver.receive()
+        wait_until(lambda: b"XID 79" in get(daemon, "/api/v1/state"), "the XID")
+        wait_until(lambda: daemon.samples().up() == [1.0, 0.0], "the lost GPU")
         assert b"# EOF" in get(daemon, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
         assert Samples(daemon.page()).value("DCGM_FI_DEV_GPU_TEMP", gpu="0") is not None
         for order in ("pause", "resume"):
-            assert daemon.order(order).returncode == 0
+            assert daemon.run_subcommand(order).returncode == 0
         assert daemon.kill(signal.SIGTERM) == 0
         assert "Error" not in daemon.output()
     assert late.read_text().split() == [] if late.exists() else True

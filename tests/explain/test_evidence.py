@@ -30,7 +30,7 @@ LOG = (
 def context(tmp_path: Path) -> Context:
     """Return a machine on which nothing is wrong, but for CUDA_VISIBLE_DEVICES."""
     machine = Machine(tmp_path)
-    machine.healthy(gpus=2)
+    machine.make_healthy(gpus=2)
     machine.environ["CUDA_VISIBLE_DEVICES"] = ""
     return machine.context
 

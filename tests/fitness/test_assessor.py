@@ -26,7 +26,7 @@ from gpuwarden.gpu.snapshot import EventCount, Gpu
 from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.host.host_reader import Host, HostSpace
 from gpuwarden.state import State
-from snapshots import GIB, detected, gpu, snapshot
+from snapshots import GIB, detect, gpu, snapshot
 
 NOW = 1_000_000.0
 DAY = 86400.0
@@ -38,7 +38,7 @@ GENERATIONS: Mapping[Any, Any] = {
 
 def poll(*gpus: Gpu, **more: Any) -> State:
     """Return a poll of GPUs."""
-    return detected(replace(State("nvml", 1.0, replace(snapshot(*gpus), time=NOW)), **more))
+    return detect(replace(State("nvml", 1.0, replace(snapshot(*gpus), time=NOW)), **more))
 
 
 def read(index: int, readings: Mapping[Any, Any], **more: Any) -> Gpu:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from commands import run_command
-from services import Daemon, ending, fetch, until
+from services import Daemon, end_processes, fetch, wait_until
 
 from mock_nvml import MockNvml
 
@@ -39,7 +39,7 @@ def running(folder: Path, mock: MockNvml, more: str = FAST, **settings: str | in
     """Start a daemon on the mock's GPUs."""
     (config := folder / "config.yaml").write_text(more)
     daemon = Daemon(folder / "daemon", "--config", str(config), env=mock.env(**settings))
-    with ending(daemon):
+    with end_processes(daemon):
         yield daemon
 
 
@@ -63,7 +63,7 @@ def findings(daemon: Daemon, *flags: str, **environ: str) -> set[tuple[str, str,
 def test_each_fault_is_found(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """Faults of eight GPUs are named with what to do; a job on good GPUs is not concerned."""
     with running(tmp_path, mock_nvml, gpus=10, frozen=1) as daemon:
-        until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events"), "the driver's events")
+        wait_until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events"), "the driver's events")
         fit = check(daemon)
         assert (fit.returncode, fit.stdout, fit.stderr) == (FIT, "fit: 10 GPUs, 26 checks\n", "")
         mock_nvml.lose(0)
@@ -87,7 +87,7 @@ def test_each_fault_is_found(tmp_path: Path, mock_nvml: MockNvml) -> None:
             ("clocks_capped", "warning", "none", "GPU 7: power limit 300 W of 700 W"),
             ("recovery", "unfit", "reset", "GPU 8: needs recovery: gpu reset"),
         }
-        until(lambda: expected <= findings(daemon), "all faults")
+        wait_until(lambda: expected <= findings(daemon), "all faults")
         (xid,) = findings(daemon) - expected
         assert (*xid[:3], xid[3].split(" ago")[0][:14]) == ("xid_critical", "unfit", "reboot", "GPU 7: XID 79 ")
         unfit = check(daemon)
@@ -152,9 +152,9 @@ def test_held_memory_is_named(tmp_path: Path, mock_nvml: MockNvml) -> None:
 def test_past_failures_are_remembered(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A GPU that failed twice within days gives a warning, also after a restart of the daemon."""
     with running(tmp_path, mock_nvml, gpus=2) as daemon:
-        until(lambda: check(daemon).returncode == FIT, "two GPUs")
+        wait_until(lambda: check(daemon).returncode == FIT, "two GPUs")
         mock_nvml.lose(1)
-        until(lambda: json.loads(fetch(f"{daemon.url}/api/v1/incidents"))["incidents"], "the incident")
+        wait_until(lambda: json.loads(fetch(f"{daemon.url}/api/v1/incidents"))["incidents"], "the incident")
         daemon.kill(signal.SIGTERM)
     (database,) = (tmp_path / "daemon/state").rglob("runs.db")
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
@@ -165,7 +165,7 @@ def test_past_failures_are_remembered(tmp_path: Path, mock_nvml: MockNvml) -> No
     mock_nvml.clear()
     with running(tmp_path, mock_nvml, gpus=2) as daemon:
         expected = {("gpu_losses", "warning", "rma", "GPU 1: failed 2 times in 7 days")}
-        until(lambda: findings(daemon) == expected, "the past")
+        wait_until(lambda: findings(daemon) == expected, "the past")
         assert check(daemon, "--gpus", "0").returncode == FIT
 
 
@@ -173,7 +173,7 @@ def test_configuration(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """Expected GPUs, MIG instances and disk room come from the configuration; a warning can make the node unfit."""
     more = FAST + "check: {gpus: 4, mig_instances: 2, disk_free: 64TiB, unfit: disk, off: [shm]}\n"
     with running(tmp_path, mock_nvml, more, gpus=3) as daemon:
-        until(lambda: "disk" in {each[0] for each in findings(daemon)}, "the disk")
+        wait_until(lambda: "disk" in {each[0] for each in findings(daemon)}, "the disk")
         found = sorted(findings(daemon))
         assert [each[:3] for each in found] == [
             ("disk", "unfit", "none"),
@@ -194,21 +194,23 @@ def test_driver_mismatch(tmp_path: Path, mock_nvml_library: Path, updated: bool)
         mock.error("*", "nvmlInit_v2", "LIB_RM_VERSION_MISMATCH")
     with running(tmp_path, mock, gpus=1) as daemon:
         if updated:
-            until(lambda: check(daemon).returncode == FIT, "a fit node")
+            wait_until(lambda: check(daemon).returncode == FIT, "a fit node")
             for file in library.iterdir():
                 file.unlink()
-        until(lambda: ("driver_version", "unfit", "reboot") in {each[:3] for each in findings(daemon)}, "the mismatch")
+        wait_until(
+            lambda: ("driver_version", "unfit", "reboot") in {each[:3] for each in findings(daemon)}, "the mismatch"
+        )
 
 
 def test_unknown_without_an_answer(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A paused, hung or dead daemon is unknown: that drains no node, unless wanted. So is a misspelled option."""
     with running(tmp_path, mock_nvml, gpus=1) as daemon:
-        until(lambda: check(daemon).returncode == FIT, "a fit node")
-        assert daemon.order("pause").returncode == 0
+        wait_until(lambda: check(daemon).returncode == FIT, "a fit node")
+        assert daemon.run_subcommand("pause").returncode == 0
         assert check(daemon).stderr == (
             "unknown: the daemon does not poll GPUs now: it is paused, or they are asleep\n"
         )
-        assert daemon.order("resume").returncode == 0
+        assert daemon.run_subcommand("resume").returncode == 0
         wrong = check(daemon, "--off", "persistance")
         assert (wrong.returncode, wrong.stderr) == (
             UNKNOWN,

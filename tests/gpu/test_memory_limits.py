@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pynvml
 import pytest
-from fake_gpu import GIB, HANDLE, UNKNOWN, UNSUPPORTED, Fails, FakeNvml
+from fake_gpu import GIB, HANDLE, UNKNOWN, UNSUPPORTED, ErrorAnswer, FakeNvml
 
 from gpuwarden.gpu.memory_limits import NVML_DEVICE_MEMORY_LIMIT_MAX
 from gpuwarden.gpu.reader import Answers, GpuReader
@@ -92,8 +92,8 @@ def test_limits_of_the_driver() -> None:
     limits = {
         "/a": limited,
         "/a/b": SimpleNamespace(softLimit=0, hardLimit=NVML_DEVICE_MEMORY_LIMIT_MAX, currentUsed=7),
-        "/gone": Fails(pynvml.NVML_ERROR_NOT_FOUND),
-        "/": Fails(pynvml.NVML_ERROR_INVALID_ARGUMENT),
+        "/gone": ErrorAnswer(pynvml.NVML_ERROR_NOT_FOUND),
+        "/": ErrorAnswer(pynvml.NVML_ERROR_INVALID_ARGUMENT),
     }
     box = Box([*limits], nvmlDeviceGetMemoryLimits_v1=limits.__getitem__)
     first = box.read()
@@ -107,7 +107,7 @@ def test_limits_of_the_driver() -> None:
 
 
 @pytest.mark.parametrize(("answer", "asked"), [(UNSUPPORTED, ["/a"]), (UNKNOWN, ["/a", "/b"])])
-def test_driver_without_limits(answer: Fails, asked: list[str]) -> None:
+def test_driver_without_limits(answer: ErrorAnswer, asked: list[str]) -> None:
     """A driver that does not support the call is not queried again until the slow tier; the GPU stays up."""
     box = Box(["/a", "/b"], nvmlDeviceGetMemoryLimits_v1=answer)
     found = box.read()

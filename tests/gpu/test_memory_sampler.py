@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pynvml
 import pytest
-from services import until
+from services import wait_until
 
 from gpuwarden.gpu.memory_sampler import NO_LIMIT, MemoryProbe, MemorySampler
 from gpuwarden.nvml.constants import NOT_AVAILABLE_LONG
@@ -53,7 +53,7 @@ def sampler(others: None) -> Iterator[MemorySampler]:
     sampler = MemorySampler(0.01, patience=0.05)
     yield sampler
     sampler.stop()
-    until(lambda: sampling() == 0, "the end of its threads")
+    wait_until(lambda: sampling() == 0, "the end of its threads")
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_samples_are_taken_between_polls(sampler: MemorySampler) -> None:
     """Between two polls one thread takes many memory samples."""
     one, other = Memory(), Memory()
     sampler.watch([one.probe, other.probe])
-    until(lambda: len(one.samples) > 5 and len(other.samples) > 5, "samples")
+    wait_until(lambda: len(one.samples) > 5 and len(other.samples) > 5, "samples")
     sampler.watch([one.probe, other.probe])
     assert sampling() == 1
 
@@ -84,10 +84,10 @@ def test_failing_sample_affects_its_gpu_only(sampler: MemorySampler) -> None:
     lost, other = Memory(), Memory()
     lost.fails = True
     sampler.watch([lost.probe, other.probe])
-    until(other.sampled_again(), "samples")
+    wait_until(other.sampled_again(), "samples")
     assert lost.samples == []
     lost.fails = False
-    until(lost.sampled_again(), "samples")
+    wait_until(lost.sampled_again(), "samples")
 
 
 def test_hanging_sample_affects_its_gpu_only(sampler: MemorySampler) -> None:
@@ -95,17 +95,17 @@ def test_hanging_sample_affects_its_gpu_only(sampler: MemorySampler) -> None:
     hung, other = Memory(), Memory()
     hung.running.clear()
     sampler.watch([hung.probe, other.probe])
-    until(lambda: hung.probe.reading_since is not None, "a sample that hangs")
+    wait_until(lambda: hung.probe.reading_since is not None, "a sample that hangs")
     for _ in range(5):
         time.sleep(0.06)  # longer than its patience
         sampler.watch([hung.probe, other.probe])
-        until(other.sampled_again(), "samples")
+        wait_until(other.sampled_again(), "samples")
         assert sampling() == 2
     hung.running.set()
-    until(lambda: hung.probe.reading_since is None, "its end")
+    wait_until(lambda: hung.probe.reading_since is None, "its end")
     sampler.watch([hung.probe, other.probe])
-    until(hung.sampled_again(), "samples")
-    until(lambda: sampling() == 1, "one thread")
+    wait_until(hung.sampled_again(), "samples")
+    wait_until(lambda: sampling() == 1, "one thread")
 
 
 def test_hanging_sample_of_a_removed_gpu_affects_no_other(
@@ -115,7 +115,7 @@ def test_hanging_sample_of_a_removed_gpu_affects_no_other(
     hung, other = Memory(), Memory()
     hung.running.clear()
     sampler.watch([hung.probe, other.probe])
-    until(lambda: hung.probe.reading_since is not None, "a sample that hangs")
+    wait_until(lambda: hung.probe.reading_since is not None, "a sample that hangs")
     with monkeypatch.context() as patch:
         patch.setattr(sampler, "_patience", 60.0)
         sampler.watch([other.probe])
@@ -123,9 +123,9 @@ def test_hanging_sample_of_a_removed_gpu_affects_no_other(
         assert sampling() == 1
     time.sleep(0.06)  # longer than its patience
     sampler.watch([other.probe])
-    until(other.sampled_again(), "samples")
+    wait_until(other.sampled_again(), "samples")
     hung.running.set()
-    until(lambda: sampling() == 1, "one thread")
+    wait_until(lambda: sampling() == 1, "one thread")
 
 
 def test_no_gpu_needs_no_thread(sampler: MemorySampler) -> None:
@@ -135,7 +135,7 @@ def test_no_gpu_needs_no_thread(sampler: MemorySampler) -> None:
     sampler.watch([Memory().probe])
     assert sampling() == 1
     sampler.stop()
-    until(lambda: sampling() == 0, "no thread")
+    wait_until(lambda: sampling() == 0, "no thread")
 
 
 def test_sample_that_raises_affects_its_gpu_only(sampler: MemorySampler) -> None:
@@ -143,7 +143,7 @@ def test_sample_that_raises_affects_its_gpu_only(sampler: MemorySampler) -> None
     odd, other = Memory(), Memory()
     odd.probe.read = Mock(side_effect=ValueError)
     sampler.watch([odd.probe, other.probe])
-    until(other.sampled_again(), "samples")
+    wait_until(other.sampled_again(), "samples")
     assert odd.probe.pop_samples() == ()
 
 
@@ -165,17 +165,17 @@ def test_armed_probe_triggers_once(sampler: MemorySampler) -> None:
         alarms.append(threading.current_thread().name)
 
     sampler.watch([memory.probe])
-    until(memory.sampled_again(), "samples")
+    wait_until(memory.sampled_again(), "samples")
     assert alarms == []
     memory.probe.arm(len(memory.samples) + 3, alarm)
-    until(lambda: alarms, "an alarm")
-    until(memory.sampled_again(), "samples")
+    wait_until(lambda: alarms, "an alarm")
+    wait_until(memory.sampled_again(), "samples")
     assert alarms == ["memory"]
     memory.probe.arm(0, alarm)
-    until(lambda: len(alarms) == 2, "another alarm")
+    wait_until(lambda: len(alarms) == 2, "another alarm")
     memory.probe.arm(0, alarm)
     memory.probe.disarm()
-    until(memory.sampled_again(), "samples")
+    wait_until(memory.sampled_again(), "samples")
     assert len(alarms) <= 3  # one may have been triggered between the two
 
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pynvml
 import pytest
-from polled_driver import SLOW, polling
-from services import Daemon, ending, until
+from polled_driver import SLOW, run_polled_driver
+from services import Daemon, end_processes, wait_until
 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.mig_reader import RECONFIGURED
@@ -44,7 +44,7 @@ def test_seven_instances(mock_nvml: MockNvml) -> None:
     mock_nvml.mig(0, *SEVEN)
     mock_nvml.set(0, "util", 50)
     mock_nvml.processes(0, {pid: pid * GIB for pid in range(1, 9)})
-    with polling(mock_nvml.env(gpus=2, frozen=1)) as driver:
+    with run_polled_driver(mock_nvml.env(gpus=2, frozen=1)) as driver:
         driver.poll()
         gpu, other = driver.poll(SLOW)
     assert divided(gpu) == list(SEVEN)
@@ -70,7 +70,7 @@ def test_seven_instances(mock_nvml: MockNvml) -> None:
 def test_compute_instances_share_their_gpu_instance(mock_nvml: MockNvml) -> None:
     """Compute instances are separate and have the activity of their GPU instance, which is sampled once."""
     mock_nvml.mig(0, "1c.3g.40gb", "1c.3g.40gb", "2g.20gb")
-    with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
+    with run_polled_driver(mock_nvml.env(gpus=1, frozen=1)) as driver:
         driver.poll()
         (gpu,) = driver.poll(SLOW)
     assert divided(gpu) == ["1c.3g.40gb", "1c.3g.40gb", "2g.20gb"]
@@ -86,7 +86,7 @@ class TestReconfiguration:
     def test_other_profiles(self, mock_nvml: MockNvml) -> None:
         """The next poll, even if not a slow one, has the new instances only, and counts the change."""
         mock_nvml.mig(0, *SEVEN)
-        with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
+        with run_polled_driver(mock_nvml.env(gpus=1, frozen=1)) as driver:
             driver.poll()
             (before,) = driver.poll(SLOW)
             mock_nvml.mig(0, "3g.40gb", "2g.20gb")
@@ -108,7 +108,7 @@ class TestReconfiguration:
     def test_equal_profiles(self, mock_nvml: MockNvml) -> None:
         """Handles that now refer to other instances of the same kind are not taken for the old ones."""
         mock_nvml.mig(0, *SEVEN)
-        with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
+        with run_polled_driver(mock_nvml.env(gpus=1, frozen=1)) as driver:
             driver.poll()
             (before,) = driver.poll(SLOW)
             mock_nvml.mig(0, *SEVEN, generation=1)
@@ -122,7 +122,7 @@ class TestReconfiguration:
     def test_one_more(self, mock_nvml: MockNvml) -> None:
         """An added instance appears with the next slow reading, and does not affect the others."""
         mock_nvml.mig(0, "3g.40gb")
-        with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
+        with run_polled_driver(mock_nvml.env(gpus=1, frozen=1)) as driver:
             driver.poll()
             (before,) = driver.poll(SLOW)
             mock_nvml.mig(0, "3g.40gb", "2g.20gb")
@@ -137,10 +137,10 @@ class TestReconfiguration:
         """Without MIG the GPU has its own activity and no instances; with MIG again, the instances have it."""
         mock_nvml.mig(0, "3g.40gb")
         mock_nvml.processes(0, {7: GIB})
-        with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
+        with run_polled_driver(mock_nvml.env(gpus=1, frozen=1)) as driver:
             ((_, _, instance),) = driver.poll()[0].processes
             assert instance is not None
-            mock_nvml.undivide(0)
+            mock_nvml.disable_mig(0)
             (gpu,) = driver.poll(0.1)
             assert (gpu.mig, gpu.errors) == ({}, {RECONFIGURED: 1})
             assert gpu.processes == [[7, GIB, None]]
@@ -156,7 +156,7 @@ class TestReconfiguration:
     def test_driver_that_is_reloaded(self, mock_nvml: MockNvml) -> None:
         """During a reload there are no instances; afterwards they are back, without comparing old samples."""
         mock_nvml.mig(0, "3g.40gb")
-        with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
+        with run_polled_driver(mock_nvml.env(gpus=1, frozen=1)) as driver:
             driver.poll()
             (before,) = driver.poll(SLOW)
             mock_nvml.error("*", "*", "UNINITIALIZED")
@@ -176,7 +176,7 @@ def test_memory_of_processes_from_the_instances(mock_nvml: MockNvml) -> None:
     mock_nvml.mig(0, "3g.40gb", "2g.20gb")
     mock_nvml.processes(0, {1: GIB, 2: 2 * GIB})
     mock_nvml.set(0, "mig_hides", 1)
-    with polling(mock_nvml.env(gpus=1)) as driver:
+    with run_polled_driver(mock_nvml.env(gpus=1)) as driver:
         (gpu,) = driver.poll()
     assert gpu.processes == [[pid, pid * GIB, uuid] for pid, uuid in enumerate(gpu.mig, start=1)]
 
@@ -184,7 +184,7 @@ def test_memory_of_processes_from_the_instances(mock_nvml: MockNvml) -> None:
 def test_hang_affects_its_gpu_only(mock_nvml: MockNvml) -> None:
     """An instance's sample that hangs takes its GPU with all instances down; those of another GPU stay fresh."""
     mock_nvml.mig("*", *SEVEN)
-    with polling(mock_nvml.env(gpus=2, frozen=1)) as driver:
+    with run_polled_driver(mock_nvml.env(gpus=2, frozen=1)) as driver:
         driver.poll()
         mock_nvml.hang(1, "nvmlGpmMigSampleGet")
         for _ in range(4):
@@ -203,14 +203,14 @@ def test_page(tmp_path: Any, mock_nvml: MockNvml) -> None:
     """The metrics have each instance's series by its UUID, until it is gone."""
     mock_nvml.mig(0, "3g.40gb", "3g.40gb")
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
-    with ending(daemon):
-        page = until(daemon.page, "a page")
+    with end_processes(daemon):
+        page = wait_until(daemon.page, "a page")
         uuids = re.findall(r'gpuwarden_mig_info{[^}]*profile="3g.40gb"[^}]*uuid="(MIG-[^"]+)"', page)
         assert len(set(uuids)) == 2
         for uuid in uuids:
             assert re.search(rf'gpuwarden_mig_memory_free_bytes{{uuid="{uuid}"}} \d', page)
-        mock_nvml.undivide(0)
-        until(lambda: "gpuwarden_mig" not in daemon.page(), "the end of the instances")
+        mock_nvml.disable_mig(0)
+        wait_until(lambda: "gpuwarden_mig" not in daemon.page(), "the end of the instances")
         gone = daemon.page()
         assert f'gpuwarden_gpu_errors_total{{error="{RECONFIGURED}",uuid="GPU' in gone
         assert "gpuwarden_gpu_power_usage_watts" in gone

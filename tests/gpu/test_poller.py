@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 from faulty_simulation import FaultySimulation
-from simulated_box import simulated
+from simulated_box import make_simulation
 
 from gpuwarden.fairness import log_limiter
 from gpuwarden.gpu import poller as poller_module
@@ -32,7 +32,7 @@ PATIENT = 10.0  # seconds: likewise if none hangs, so that a busy machine loses 
 @pytest.fixture
 def box() -> Iterator[FaultySimulation]:
     """Yield a simulated machine with four GPUs; end its hangs afterwards."""
-    with simulated(gpus=4) as box:
+    with make_simulation(gpus=4) as box:
         yield box
 
 

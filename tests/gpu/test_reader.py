@@ -5,7 +5,21 @@ from typing import Any, cast
 
 import pynvml
 import pytest
-from fake_gpu import ANSWERS, GIB, HANDLE, LOST, MEMORY, UNKNOWN, UNSUPPORTED, Fails, FakeNvml, Gpu, by, read, scalars
+from fake_gpu import (
+    ANSWERS,
+    GIB,
+    HANDLE,
+    LOST,
+    MEMORY,
+    UNKNOWN,
+    UNSUPPORTED,
+    ErrorAnswer,
+    FakeNvml,
+    Gpu,
+    label_readings,
+    read,
+    scalars,
+)
 from offenders import check_each
 
 from gpuwarden.gpu.metrics import GpuReadings
@@ -281,7 +295,7 @@ def test_bare_gpu_stays_up() -> None:
 def test_gpu_without_any_supported_call_is_gone() -> None:
     """A GPU without any reading is not up, though no call failed with an error that counts."""
     with pytest.raises(GpuGoneError, match="no_reading"):
-        read(**dict.fromkeys(FUNCTIONS, Fails(pynvml.NVML_ERROR_INVALID_ARGUMENT)))
+        read(**dict.fromkeys(FUNCTIONS, ErrorAnswer(pynvml.NVML_ERROR_INVALID_ARGUMENT)))
 
 
 def test_each_call_is_made_once() -> None:
@@ -365,7 +379,9 @@ def test_samples_before_a_gap_are_no_new_peak(gap: str) -> None:
     probe = gpu.reader.memory_probe
     assert probe is not None
     probe.samples.append((0.0, 60 * GIB))
-    assert gpu.read(1.0).readings[GpuReadings.memory_used_peak_bytes] == by({"1m": 60 * GIB, "5m": 60 * GIB})
+    assert gpu.read(1.0).readings[GpuReadings.memory_used_peak_bytes] == label_readings(
+        {"1m": 60 * GIB, "5m": 60 * GIB}
+    )
     probe.samples.append((0.0, 70 * GIB))
     if gap == "left alone":
         gpu.reader.mark_gap()
@@ -377,7 +393,9 @@ def test_samples_before_a_gap_are_no_new_peak(gap: str) -> None:
             gpu.read(1.0)
         gpu.nvml.nvmlDeviceGetPowerUsage = working  # type: ignore[attr-defined]
         probe.samples.append((0.0, 70 * GIB))  # before the end of the poll, which stops the sampling
-    assert gpu.read(1800.0).readings[GpuReadings.memory_used_peak_bytes] == by({"1m": 30 * GIB, "5m": 30 * GIB})
+    assert gpu.read(1800.0).readings[GpuReadings.memory_used_peak_bytes] == label_readings(
+        {"1m": 30 * GIB, "5m": 30 * GIB}
+    )
 
 
 def lost(_handle: object) -> int:

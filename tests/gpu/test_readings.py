@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, cast
 
 import pynvml
 import pytest
-from fake_gpu import GIB, HANDLE, LINKS, SRAM, UNKNOWN, UNSUPPORTED, Fails, Gpu, by, read, reading
+from fake_gpu import GIB, HANDLE, LINKS, SRAM, UNKNOWN, UNSUPPORTED, ErrorAnswer, Gpu, label_readings, read, reading
 from offenders import check_each
 
 from gpuwarden.gpu.metrics import GpuReadings as Row
@@ -22,23 +22,26 @@ VALUES: list[tuple[Metric[Any], Any]] = [
     (Row.memory_numa_node, 1),
     (Row.bar1_size_bytes, 128 * GIB),
     (Row.bar1_used_bytes, 1 * GIB),
-    (Row.engine_utilization_ratio, by({"encoder": 0.1, "decoder": 0.2, "jpeg": 0.3, "ofa": 0.4})),
+    (Row.engine_utilization_ratio, label_readings({"encoder": 0.1, "decoder": 0.2, "jpeg": 0.3, "ofa": 0.4})),
     (Row.encoder_sessions, 2),
     (Row.encoder_frame_rate_hertz, 184),
     (Row.encoder_latency_seconds, 0.062844),
-    (Row.temperature_celsius, by({"core": 61, "memory": 54})),
+    (Row.temperature_celsius, label_readings({"core": 61, "memory": 54})),
     (
         Row.temperature_threshold_celsius,
-        by(dict.fromkeys(("shutdown", "slowdown", "max_operating", "memory_max_operating"), 89)),
+        label_readings(dict.fromkeys(("shutdown", "slowdown", "max_operating", "memory_max_operating"), 89)),
     ),
     (
         Row.temperature_margin_threshold_celsius,
-        by(dict.fromkeys(("shutdown", "slowdown", "max_operating", "memory_max_operating"), -8)),
+        label_readings(dict.fromkeys(("shutdown", "slowdown", "max_operating", "memory_max_operating"), -8)),
     ),
-    (Row.fan_speed_ratio, by({"0": 0.3, "1": 0.31})),
-    (Row.power_instant_watts, by({"gpu": 625.68})),
-    (Row.power_average_watts, by({"gpu": 631.95})),
-    (Row.power_limit_watts, by({"enforced": 600, "requested": 650, "default": 700, "min": 200, "max": 710})),
+    (Row.fan_speed_ratio, label_readings({"0": 0.3, "1": 0.31})),
+    (Row.power_instant_watts, label_readings({"gpu": 625.68})),
+    (Row.power_average_watts, label_readings({"gpu": 631.95})),
+    (
+        Row.power_limit_watts,
+        label_readings({"enforced": 600, "requested": 650, "default": 700, "min": 200, "max": 710}),
+    ),
     (
         Row.clock_application_hertz,
         {
@@ -50,28 +53,28 @@ VALUES: list[tuple[Metric[Any], Any]] = [
     ),
     (Row.pcie_link_generation, 4),
     (Row.pcie_link_width, 8),
-    (Row.pcie_link_max_generation, by({"gpu": 5, "link": 4})),
+    (Row.pcie_link_max_generation, label_readings({"gpu": 5, "link": 4})),
     (Row.pcie_link_max_width, 16),
-    (Row.pcie_bytes_total, by({"transmit": 197 << 32, "receive": 198 << 32})),
-    (Row.pcie_throughput_bytes_per_second, by({"transmit": 450_000_000, "receive": 450_001_000})),
+    (Row.pcie_bytes_total, label_readings({"transmit": 197 << 32, "receive": 198 << 32})),
+    (Row.pcie_throughput_bytes_per_second, label_readings({"transmit": 450_000_000, "receive": 450_001_000})),
     (Row.pcie_replays_total, 12),
-    (Row.pcie_errors_total, by(fields.PCIE_ERRORS)),
-    (Row.nvlink_up, by({"0": 1, "1": 0})),
+    (Row.pcie_errors_total, label_readings(fields.PCIE_ERRORS)),
+    (Row.nvlink_up, label_readings({"0": 1, "1": 0})),
     (Row.nvlink_speed_bytes_per_second, LINKS * 26.562e9),
-    (Row.nvlink_bytes_total, by({"transmit": 1_024_000, "receive": 1_024_000})),
+    (Row.nvlink_bytes_total, label_readings({"transmit": 1_024_000, "receive": 1_024_000})),
     (
         Row.nvlink_errors_total,
-        by({"replay": 5, "recovery": 5, "crc": 5, "crc_flit": 38, "crc_data": 45, "ecc_data": 160}),
+        label_readings({"replay": 5, "recovery": 5, "crc": 5, "crc_flit": 38, "crc_data": 45, "ecc_data": 160}),
     ),
     (Row.nvlink_link_errors_total, {("1", "replay"): 5, ("1", "recovery"): 5, ("1", "crc"): 5}),
-    (Row.c2c_link_up, by({"0": 1})),
+    (Row.c2c_link_up, label_readings({"0": 1})),
     (Row.c2c_speed_bytes_per_second, 50e9),
-    (Row.c2c_errors_total, by({"interrupt": 231, "replay": 232, "replay_back_to_back": 233})),
+    (Row.c2c_errors_total, label_readings({"interrupt": 231, "replay": 232, "replay_back_to_back": 233})),
     (Row.memory_unrepairable, 1),
-    (Row.repair_pending, by({"channel": 0, "tpc": 1})),
-    (Row.virtualization_mode, by({"none": 0, "passthrough": 1, "vgpu": 0, "host_vgpu": 0, "host_vsga": 0})),
+    (Row.repair_pending, label_readings({"channel": 0, "tpc": 1})),
+    (Row.virtualization_mode, label_readings({"none": 0, "passthrough": 1, "vgpu": 0, "host_vgpu": 0, "host_vsga": 0})),
     (Row.fabric_info, {("7",): 1}),
-    (Row.ecc_mode, by({"current": 1, "pending": 0})),
+    (Row.ecc_mode, label_readings({"current": 1, "pending": 0})),
     (
         Row.ecc_sram_errors_total,
         {
@@ -83,23 +86,23 @@ VALUES: list[tuple[Metric[Any], Any]] = [
             ("secded", "aggregate"): 6,
         },
     ),
-    (Row.ecc_sram_unit_errors_total, by({"l2": 7, "sm": 8, "pcie": 9, "microcontroller": 10, "other": 11})),
+    (Row.ecc_sram_unit_errors_total, label_readings({"l2": 7, "sm": 8, "pcie": 9, "microcontroller": 10, "other": 11})),
     (Row.ecc_sram_threshold_exceeded, 1),
-    (Row.remapped_rows, by({"correctable": 142, "uncorrectable": 143})),
+    (Row.remapped_rows, label_readings({"correctable": 142, "uncorrectable": 143})),
     (Row.row_remap_pending, 1),
     (Row.row_remap_failed, 0),
-    (Row.row_remap_banks, by({"max": 2556, "high": 3, "partial": 0, "low": 0, "none": 1})),
-    (Row.retired_pages, by({"single_bit": 29, "double_bit": 30})),
+    (Row.row_remap_banks, label_readings({"max": 2556, "high": 3, "partial": 0, "low": 0, "none": 1})),
+    (Row.retired_pages, label_readings({"single_bit": 29, "double_bit": 30})),
     (Row.retired_pages_pending, 1),
     (Row.persistence_mode, 1),
-    (Row.compute_mode, by({"default": 0, "exclusive_thread": 0, "prohibited": 0, "exclusive_process": 1})),
-    (Row.mig_mode, by({"current": 0, "pending": 1})),
-    (Row.addressing_mode, by({"none": 0, "hmm": 1, "ats": 0})),
+    (Row.compute_mode, label_readings({"default": 0, "exclusive_thread": 0, "prohibited": 0, "exclusive_process": 1})),
+    (Row.mig_mode, label_readings({"current": 0, "pending": 1})),
+    (Row.addressing_mode, label_readings({"none": 0, "hmm": 1, "ats": 0})),
     (Row.accounting_mode, 0),
     (Row.display_active, 1),
     (
         Row.recovery_action,
-        by(
+        label_readings(
             {
                 "none": 0,
                 "gpu_reset": 1,
@@ -113,11 +116,11 @@ VALUES: list[tuple[Metric[Any], Any]] = [
         ),
     ),
     (Row.reset_required, 1),
-    (Row.fabric_state, by({"not_started": 0, "in_progress": 0, "completed": 1})),
+    (Row.fabric_state, label_readings({"not_started": 0, "in_progress": 0, "completed": 1})),
     (Row.fabric_joined, 1),
     (
         Row.fabric_fault,
-        by({"bandwidth": 0, "route_recovery": 0, "route_unhealthy": 0, "access_timeout_recovery": 1}),
+        label_readings({"bandwidth": 0, "route_recovery": 0, "route_unhealthy": 0, "access_timeout_recovery": 1}),
     ),
     (Row.cores, 16896),
     (Row.inforom_info, {("G520.0200.00.05", "2.1", "7.16", "1.0"): 1}),
@@ -142,13 +145,18 @@ SENTINELS: list[tuple[Metric[Any], Any, dict[int, Any], dict[str, Any]]] = [
     ),
     (Row.encoder_frame_rate_hertz, None, {}, {"nvmlDeviceGetEncoderStats": (0, 0, 0)}),
     (Row.encoder_latency_seconds, None, {}, {"nvmlDeviceGetEncoderStats": (0, 0, 0)}),
-    (Row.temperature_celsius, by({"core": 61}), {fields.MEMORY_TEMPERATURE: 0}, {}),
-    (Row.fan_speed_ratio, by({"0": 0.3}), {}, {"nvmlDeviceGetFanSpeed_v2": lambda fan: (30, NOT_AVAILABLE)[fan]}),
+    (Row.temperature_celsius, label_readings({"core": 61}), {fields.MEMORY_TEMPERATURE: 0}, {}),
+    (
+        Row.fan_speed_ratio,
+        label_readings({"0": 0.3}),
+        {},
+        {"nvmlDeviceGetFanSpeed_v2": lambda fan: (30, NOT_AVAILABLE)[fan]},
+    ),
     (Row.power_instant_watts, {}, {fields.POWER_INSTANT: 0}, {}),
     (Row.power_average_watts, {}, {fields.POWER_AVERAGE: 0}, {}),
     (
         Row.power_limit_watts,
-        by({"requested": 650, "default": 700, "min": 200, "max": 710}),
+        label_readings({"requested": 650, "default": 700, "min": 200, "max": 710}),
         {},
         {"nvmlDeviceGetEnforcedPowerLimit": 0},
     ),
@@ -184,7 +192,7 @@ def test_unavailable_value_is_absent(
 def test_failing_memory_temperature_affects_itself_only() -> None:
     """The core's temperature stays, and the failure counts."""
     answers = read({fields.MEMORY_TEMPERATURE: UNKNOWN})
-    assert answers.readings[Row.temperature_celsius] == by({"core": 61})
+    assert answers.readings[Row.temperature_celsius] == label_readings({"core": 61})
     assert answers.errors == {"unknown": 1}
 
 
@@ -247,7 +255,9 @@ class TestPcieBytes:
         gpu.nvml.fields[197] = 4
         gpu.read(after=100)  # in which a counter that went back is refused
         gpu.nvml.fields[197] = 5
-        assert gpu.read(after=100).readings[Row.pcie_bytes_total] == by({"transmit": 5, "receive": 198 << 32})
+        assert gpu.read(after=100).readings[Row.pcie_bytes_total] == label_readings(
+            {"transmit": 5, "receive": 198 << 32}
+        )
 
     def test_throughput_is_opt_in(self) -> None:
         """The call, which blocks, is only made if configured."""
@@ -317,7 +327,7 @@ class TestNvlink:
         """If the driver does not sum over links (Blackwell), gpuwarden does."""
         gone = dict.fromkeys(fields.NVLINK_KIBIBYTES.values())
         counted = {number: lambda link: 7 + link for number in fields.NVLINK_BYTES.values()}
-        assert reading(Row.nvlink_bytes_total, {**gone, **counted}) == by({"transmit": 15, "receive": 15})
+        assert reading(Row.nvlink_bytes_total, {**gone, **counted}) == label_readings({"transmit": 15, "receive": 15})
 
     @pytest.mark.parametrize("fields_by_link", [fields.NVLINK_KIBIBYTES, fields.NVLINK_BYTES])
     def test_sum_that_stays_zero(self, fields_by_link: Mapping[str, int]) -> None:
@@ -326,16 +336,20 @@ class TestNvlink:
         counted = {number: lambda link: 0 if link == fields.ALL_LINKS else 5 for number in fields_by_link.values()}
         unit = 1024 if fields_by_link is fields.NVLINK_KIBIBYTES else 1
         total = 5 * LINKS * unit
-        assert reading(Row.nvlink_bytes_total, {**zero, **counted}) == by({"transmit": total, "receive": total})
+        assert reading(Row.nvlink_bytes_total, {**zero, **counted}) == label_readings(
+            {"transmit": total, "receive": total}
+        )
 
-    @pytest.mark.parametrize(("raw", "expected"), [(0, by({"transmit": 0, "receive": 0})), (900, {})])
+    @pytest.mark.parametrize(("raw", "expected"), [(0, label_readings({"transmit": 0, "receive": 0})), (900, {})])
     def test_zero_beside_traffic(self, raw: int, expected: Mapping[Labels, float]) -> None:
         """0 of every counter is a value only while the raw counters, with the protocol's overhead, are 0 too."""
         zero = dict.fromkeys((*fields.NVLINK_KIBIBYTES.values(), *fields.NVLINK_BYTES.values()), 0)
         gpu = Gpu(zero | dict.fromkeys(fields.NVLINK_RAW_KIBIBYTES, raw))
         assert gpu.read().readings[Row.nvlink_bytes_total] == expected
         gpu.nvml.fields.update(dict.fromkeys(fields.NVLINK_KIBIBYTES.values(), 3))
-        assert gpu.read(after=100).readings[Row.nvlink_bytes_total] == by({"transmit": 3072, "receive": 3072})
+        assert gpu.read(after=100).readings[Row.nvlink_bytes_total] == label_readings(
+            {"transmit": 3072, "receive": 3072}
+        )
 
     def test_source_of_bytes_does_not_change(self) -> None:
         """A sum over links that goes away is not replaced by the links' counters, which may start elsewhere."""
@@ -386,16 +400,16 @@ class TestNvlink:
         """Hundreds of series with value 0 are not exported; the sum over links is."""
         clean = dict.fromkeys((161, 162, 163), 0) | dict.fromkeys(fields.NVLINK_ERROR_TOTALS.values())
         assert reading(Row.nvlink_link_errors_total, clean) == {}
-        assert reading(Row.nvlink_errors_total, clean) == by({"replay": 0, "recovery": 0, "crc": 0})
+        assert reading(Row.nvlink_errors_total, clean) == label_readings({"replay": 0, "recovery": 0, "crc": 0})
 
     def test_newer_errors(self) -> None:
         """Blackwell counts other errors than older links."""
         newer = dict.fromkeys((161, 162, 163, *fields.NVLINK_ERROR_TOTALS.values())) | {215: 1, 208: 0}
-        assert reading(Row.nvlink_errors_total, newer) == by({"link_recovery": LINKS, "receive": 0})
+        assert reading(Row.nvlink_errors_total, newer) == label_readings({"link_recovery": LINKS, "receive": 0})
 
     def test_sleeping_link_is_up(self) -> None:
         """A link that sleeps to save power is up; one whose traffic is switched off is not."""
-        assert reading(Row.nvlink_up, {fields.NVLINK_STATE: lambda link: 2 + link}) == by({"0": 1, "1": 0})
+        assert reading(Row.nvlink_up, {fields.NVLINK_STATE: lambda link: 2 + link}) == label_readings({"0": 1, "1": 0})
 
 
 class TestEcc:
@@ -411,8 +425,8 @@ class TestEcc:
     def test_known_locations_only(self) -> None:
         """Locations that a model lacks have no samples, with any error; Hopper has two."""
 
-        def counter(_kind: int, _lifetime: int, location: int) -> int | Fails:
-            return 0 if location in {2, 7} else Fails(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        def counter(_kind: int, _lifetime: int, location: int) -> int | ErrorAnswer:
+            return 0 if location in {2, 7} else ErrorAnswer(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
         found = reading(Row.ecc_errors_total, nvmlDeviceGetMemoryErrorCounter=counter)
         assert {location for *_, location in found} == {"dram", "sram"}
@@ -477,7 +491,7 @@ class TestFabric:
 def test_more_power_scopes() -> None:
     """A superchip reports the power of its module and memory too."""
     answer = {fields.POWER_INSTANT: lambda scope: (500_000, 900_000, 60_000)[scope]}
-    assert reading(Row.power_instant_watts, answer) == by({"gpu": 500, "module": 900, "memory": 60})
+    assert reading(Row.power_instant_watts, answer) == label_readings({"gpu": 500, "module": 900, "memory": 60})
 
 
 def test_static_facts_are_read_once() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from services import Daemon, altered, ending, until
+from services import Daemon, alter_constants, end_processes, wait_until
 
 from gpuwarden.capture.simulation import Simulation
 from gpuwarden.gpu.poller import Poller
@@ -153,16 +153,16 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
         "--config",
         str(config),
         env=mock_nvml.env(gpus=2, devices=str(devices)),
-        program=altered(constants),
+        program=alter_constants(constants),
     )
-    with ending(daemon):
-        page = until(daemon.samples, "a page")
+    with end_processes(daemon):
+        page = wait_until(daemon.samples, "a page")
         assert page.value("gpuwarden_gpus_asleep") == 2
         assert page.value("gpuwarden_collector_success") is None
         assert mock_nvml.calls() == {}
 
         bus.set(FIRST, "active")  # in use
-        until(lambda: daemon.samples().up() == [1], "the GPU that woke")
+        wait_until(lambda: daemon.samples().up() == [1], "the GPU that woke")
         page = daemon.samples()
         assert page.value("gpuwarden_gpus") == 2
         assert page.value("gpuwarden_gpu_asleep", uuid=UUIDS[0]) == 0
@@ -170,9 +170,9 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
         assert daemon.open_files(devices) == {"nvidiactl", "nvidia0"}
 
         bus.set(SECOND, "active")
-        until(lambda: daemon.samples().up() == [1, 1], "both")
+        wait_until(lambda: daemon.samples().up() == [1, 1], "both")
         bus.set(SECOND, "suspended")
-        until(lambda: daemon.samples().value("gpuwarden_gpu_asleep", uuid=UUIDS[1]) == 1, "the GPU asleep")
+        wait_until(lambda: daemon.samples().value("gpuwarden_gpu_asleep", uuid=UUIDS[1]) == 1, "the GPU asleep")
         page = daemon.samples()
         assert page.value("gpuwarden_gpu_up", uuid=UUIDS[1]) is None
         assert page.value("gpuwarden_gpu_power_usage_watts", uuid=UUIDS[1]) is None
@@ -180,15 +180,15 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
         assert page.all("gpuwarden_gpu_info", uuid=UUIDS[1])
 
         mock_nvml.processes(0, {})  # no process uses the GPUs: polls soon pause, with no device open
-        until(lambda: not daemon.open_files(devices), "the driver released")
+        wait_until(lambda: not daemon.open_files(devices), "the driver released")
         page = daemon.samples()
         assert page.up() == []
         assert (page.value("gpuwarden_gpu_asleep", uuid=UUIDS[0]), page.value("gpuwarden_gpus_asleep")) == (0, 1)
         shutdowns, polled = mock_nvml.calls()["nvmlShutdown"], page.value("gpuwarden_poll_timestamp_seconds") or 0
-        until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > polled + 0.5, "polls")
+        wait_until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > polled + 0.5, "polls")
         assert mock_nvml.calls()["nvmlShutdown"] == shutdowns  # once is enough
         bus.set(FIRST, "suspended")  # possible now
-        until(lambda: daemon.samples().value("gpuwarden_gpus_asleep") == 2, "both asleep")
+        wait_until(lambda: daemon.samples().value("gpuwarden_gpus_asleep") == 2, "both asleep")
         assert not daemon.open_files(devices)
         assert daemon.samples().all("gpuwarden_gpu_errors_total", error="timeout") == {
             (("error", "timeout"), ("uuid", uuid)): 0 for uuid in UUIDS

@@ -19,10 +19,10 @@ from committed_dashboards import (
     DASHBOARDS,
     PANELS,
     VARIABLES,
-    expressions,
-    panels_of,
-    titles,
-    without_variables,
+    list_expressions,
+    list_panels,
+    read_column_titles,
+    substitute_variables,
 )
 from offenders import listing_offenders
 
@@ -58,7 +58,7 @@ def _returns_data(panel: dict[str, Any], hosts: Hosts, *, one_host: bool) -> Non
     answered: Counter[str] = Counter()
     for chosen in clusters:
         legends: Counter[str] = Counter()
-        for target, expression in zip(panel["targets"], expressions(panel, **chosen), strict=True):
+        for target, expression in zip(panel["targets"], list_expressions(panel, **chosen), strict=True):
             series = _evaluate(expression, hosts, now=target["instant"])
             answered[target["refId"]] += len(series)
             if panel["type"] != "table":
@@ -89,7 +89,7 @@ def test_annotations_are_found(hosts: Hosts) -> None:
     """Annotations show alerts that fired and runs that started and ended, at their time."""
     url, begin, end = hosts
     for mark in (mark for dashboard in DASHBOARDS.values() for mark in dashboard["annotations"]["list"]):
-        expression = without_variables(mark["expr"])
+        expression = substitute_variables(mark["expr"])
         found = backfill.ask(url, "query_range", query=expression, start=begin, end=end, step=15)["result"]
         assert found
         if mark.get("useValueForTime"):
@@ -99,7 +99,7 @@ def test_annotations_are_found(hosts: Hosts) -> None:
 
 def _query(uid: str, panel: str, legend: str) -> str:
     """Return a panel's query as it is written."""
-    (found,) = (each for each in panels_of(DASHBOARDS[uid]) if each["title"] == panel)
+    (found,) = (each for each in list_panels(DASHBOARDS[uid]) if each["title"] == panel)
     (query,) = (target["expr"] for target in found["targets"] if target["legendFormat"] == legend)
     return str(query)
 
@@ -116,22 +116,24 @@ def test_runs_on_instances_of_a_chosen_gpu_are_shown(hosts: Hosts) -> None:
     assert values
 
     def offered(**chosen: str) -> list[str]:
-        found = backfill.ask(url, "series", **{"match[]": without_variables(values[1], **chosen)}, start=begin, end=end)
+        found = backfill.ask(
+            url, "series", **{"match[]": substitute_variables(values[1], **chosen)}, start=begin, end=end
+        )
         return [each["uuid"] for each in found]
 
     assert offered() == []  # all GPUs: no name has to be listed
     (instance,) = offered(gpu=gpu)
     for panel in ("Memory in use by allocators", "Headroom", "Memory used"):
-        (found,) = (each for each in panels_of(DASHBOARDS["gpuwarden-box"]) if each["title"] == panel)
+        (found,) = (each for each in list_panels(DASHBOARDS["gpuwarden-box"]) if each["title"] == panel)
         parts = [
             each
-            for expression in expressions(found, gpu=gpu, mig=instance)
+            for expression in list_expressions(found, gpu=gpu, mig=instance)
             for each in _evaluate(expression, hosts, now=False)
             if each["metric"].get("uuid") == instance
         ]
         assert {each["metric"]["gpu"] for each in parts} == {"0/0/0"}, panel
     for legend in ("headroom", "runs", "identity", "used", "state"):
-        query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend), gpu=gpu, mig=instance)
+        query = substitute_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend), gpu=gpu, mig=instance)
         rows = {each["metric"]["uuid"]: each["metric"] for each in _evaluate(query, hosts, now=True)}
         assert instance in rows
         assert legend != "identity" or rows[instance]["board"] == gpu  # the target of its row's link
@@ -144,12 +146,12 @@ def test_hosts_of_one_name_stay_separate(hosts: Hosts) -> None:
         ("gpuwarden-fleet", "Runs in this time range", "identity"),
         ("gpuwarden-box", "Alerts firing", "severity"),
     ):
-        rows = _evaluate(without_variables(_query(uid, panel, legend)), hosts, now=True)
+        rows = _evaluate(substitute_variables(_query(uid, panel, legend)), hosts, now=True)
         places = {(each["metric"]["instance"], each["metric"]["place"]) for each in rows}
         assert places <= {(ONE_HOST, "lab"), (ONE_HOST, "west"), ("gpu-box-2:9846", "All")}
         assert (ONE_HOST, "lab") in places
-        (table,) = (each for each in panels_of(DASHBOARDS[uid]) if each["title"] == panel)
-        assert titles(table)["place"] == "In cluster"
+        (table,) = (each for each in list_panels(DASHBOARDS[uid]) if each["title"] == panel)
+        assert read_column_titles(table)["place"] == "In cluster"
 
 
 def test_a_host_that_is_down_is_in_the_table(hosts: Hosts) -> None:
@@ -161,7 +163,7 @@ def test_a_host_that_is_down_is_in_the_table(hosts: Hosts) -> None:
     ]
     time = next(time for time, up in answers if up == "0")
     for legend, expected in (("state", 10), ("identity", 1)):
-        query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend))
+        query = substitute_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend))
         rows = backfill.ask(url, "query", query=query, time=time)["result"]
         ((labels, value),) = (
             (each["metric"], float(each["value"][1])) for each in rows if each["metric"]["uuid"] == "none"
@@ -179,7 +181,7 @@ def test_a_lost_gpu_keeps_its_owner_and_run(hosts: Hosts) -> None:
     (lost,) = backfill.ask(url, "query_range", query=gone, start=begin, end=begin + 10 * 60, step=5)["result"]
     uuid, time = lost["metric"]["uuid"], lost["values"][-1][0]
     for legend, label, expected in (("owners", "owner", "grace"), ("runs", "run_name", "tabular-embedding")):
-        query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend))
+        query = substitute_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend))
         rows = backfill.ask(url, "query", query=query, time=time)["result"]
         assert [each["metric"][label] for each in rows if each["metric"]["uuid"] == uuid] == [expected]
         assert len({each["metric"]["uuid"] for each in rows}) == len(rows) > 3  # one for each GPU that has any
@@ -188,11 +190,11 @@ def test_a_lost_gpu_keeps_its_owner_and_run(hosts: Hosts) -> None:
 def test_state_is_red_where_a_critical_alert_fires(hosts: Hosts) -> None:
     """A GPU with a critical alert is red in the table, except while the alert outlasts its condition."""
     url, begin, end = hosts
-    (table,) = (each for each in panels_of(DASHBOARDS["gpuwarden-fleet"]) if each["title"] == "GPUs now, worst first")
+    (table,) = (each for each in list_panels(DASHBOARDS["gpuwarden-fleet"]) if each["title"] == "GPUs now, worst first")
     (look,) = (each for each in table["fieldConfig"]["overrides"] if each["matcher"]["options"] == "State")
     (mappings,) = (each["value"] for each in look["properties"] if each["id"] == "mappings")
     colors = {float(number): shown["color"] for number, shown in mappings[0]["options"].items()}
-    query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", "state"))
+    query = substitute_variables(_query("gpuwarden-fleet", "GPUs now, worst first", "state"))
     critical = 'ALERTS{alertstate="firing",severity="critical",uuid!=""}'
     red: list[set[str]] = []
     for time in range(int(begin) + 60, int(end), 15):
@@ -214,7 +216,7 @@ def test_choices_have_names_and_values(hosts: Hosts) -> None:
 def _offers(name: str, hosts: Hosts) -> None:
     url, begin, end = hosts
     variables = {each["name"]: each for each in DASHBOARDS["gpuwarden-fleet"]["templating"]["list"]}
-    written = without_variables(variables[name]["query"]["query"])
+    written = substitute_variables(variables[name]["query"]["query"])
     if values := re.fullmatch(r"label_values\((.+), (\w+)\)", written):
         found = backfill.ask(url, "series", **{"match[]": values[1]}, start=begin, end=end)
         wanted = {
@@ -283,7 +285,7 @@ def _rule_test(values: tuple[str, ...], chosen: Mapping[str, str], *, read: bool
     seconds = float(chosen["__range_s"])
     labels = '{chosen=".* .*", label=".+"}' if read else '{label="none"}'
     check = {
-        "expr": without_variables(wanted[1], **chosen),
+        "expr": substitute_variables(wanted[1], **chosen),
         "eval_time": "9h",
         "exp_samples": [{"labels": labels, "value": seconds if read else 0}],
     }
@@ -318,7 +320,7 @@ def test_grafana_takes_the_pattern_as_it_is() -> None:
 
 RECORDS = [
     (panel, number)
-    for panel in panels_of(DASHBOARDS["gpuwarden-fleet"])
+    for panel in list_panels(DASHBOARDS["gpuwarden-fleet"])
     for number, target in enumerate(panel["targets"])
     if "$recorded" in target["expr"]
 ]
@@ -347,7 +349,7 @@ def _compare_records(panel: dict[str, Any], number: int, hosts: Hosts) -> None:
     close = {"GPUs now, worst first": 0.12, "Cost by owner in this time range": step_hours}.get(panel["title"], 1e-9)
     answers = []
     for recorded in ("none", ".+"):
-        query = expressions(panel, recorded=recorded, **over)[number]
+        query = list_expressions(panel, recorded=recorded, **over)[number]
         found = backfill.ask(url, "query_range", query=query, **times)["result"]
         answers.append(
             {
@@ -391,12 +393,12 @@ def _slowdowns(begin: float) -> Iterator[str]:
 def _evaluate_slowed(url: str, time: float, recorded: str) -> dict[str, float]:
     (panel, number) = next(
         (panel, number)
-        for panel in panels_of(DASHBOARDS["gpuwarden-fleet"])
+        for panel in list_panels(DASHBOARDS["gpuwarden-fleet"])
         for number, target in enumerate(panel["targets"])
         if "slowed_ratio" in target["expr"]
     )
     over = SIX_HOURS | {"__interval": "2m", "__interval_ms": "120000"}
-    query = expressions(panel, recorded=recorded, **over)[number]
+    query = list_expressions(panel, recorded=recorded, **over)[number]
     found = backfill.ask(url, "query", query=query, time=time)["result"]
     return {each["metric"]["uuid"]: float(each["value"][1]) for each in found}
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from committed_dashboards import DASHBOARDS, each_dashboard, panels, panels_of, properties, titles
+from committed_dashboards import DASHBOARDS, each_dashboard, list_panels, panels, read_column_titles, read_overrides
 
 from gpuwarden.health.conditions import ALERTS
 
@@ -72,9 +72,9 @@ def _cell_colors(panel: dict[str, Any]) -> set[str]:
     if panel["type"] == "state-timeline":
         return set(_colors(panel["fieldConfig"]["defaults"])) - UNCOLORED
     filled = [
-        name for name, cell in properties(panel, "custom.cellOptions").items() if cell["type"] == "color-background"
+        name for name, cell in read_overrides(panel, "custom.cellOptions").items() if cell["type"] == "color-background"
     ]
-    looks = (properties(panel, kind).get(name) for name in filled for kind in ("thresholds", "mappings", "color"))
+    looks = (read_overrides(panel, kind).get(name) for name in filled for kind in ("thresholds", "mappings", "color"))
     return {color for look in looks for color in _colors(look)} - UNCOLORED
 
 
@@ -118,14 +118,14 @@ def test_what_is_well_is_calm(panel: dict[str, Any]) -> None:
     }
     assert [color for color, hue in hues.items() if 70 < hue < 180] == []
     if panel["title"] == "GPUs now, worst first":
-        (states,) = properties(panel, "mappings")["State"]
+        (states,) = read_overrides(panel, "mappings")["State"]
         assert states["options"]["0"] == {"text": "OK", "color": "transparent"}
 
 
 @each_dashboard
 def test_panels_are_few(dashboard: dict[str, Any]) -> None:
     """A dashboard has at most as many panels as people look at."""
-    assert len(panels_of(dashboard)) <= MAX_PANELS[dashboard["uid"]]
+    assert len(list_panels(dashboard)) <= MAX_PANELS[dashboard["uid"]]
 
 
 @panels
@@ -133,12 +133,12 @@ def test_columns_are_not_cut(panel: dict[str, Any]) -> None:
     """Columns fit a window of 1600 pixels, with their titles; one without a width takes what is left."""
     if panel["type"] != "table":
         return
-    widths, hidden = properties(panel, "custom.width"), properties(panel, "custom.hidden")
-    columns = [title for title in dict.fromkeys(titles(panel).values()) if title not in hidden]
+    widths, hidden = read_overrides(panel, "custom.width"), read_overrides(panel, "custom.hidden")
+    columns = [title for title in dict.fromkeys(read_column_titles(panel).values()) if title not in hidden]
     room = WIDTH * panel["gridPos"]["w"] / 24 - MARGIN
     assert sum(widths.get(title, FLEXIBLE) for title in columns) <= room
     texts = {
-        title: {title, *_texts(properties(panel, "mappings").get(title))} for title in columns if title != "Summary"
+        title: {title, *_texts(read_overrides(panel, "mappings").get(title))} for title in columns if title != "Summary"
     }
     longest = {title: max(map(len, shown)) * CHARACTER + PADDING for title, shown in texts.items()}
     assert [title for title, needed in longest.items() if needed > widths.get(title, FLEXIBLE)] == []
@@ -157,7 +157,7 @@ def test_lines_have_colors_that_differ(panel: dict[str, Any]) -> None:
 @panels
 def test_legend_has_each_run_once(panel: dict[str, Any]) -> None:
     """Percentiles and bounds are dashed and left out of the legend, whose last lines would be cut."""
-    unlisted = [name for name, where in properties(panel, "custom.hideFrom").items() if where["legend"]]
+    unlisted = [name for name, where in read_overrides(panel, "custom.hideFrom").items() if where["legend"]]
     more = {each.get("legendFormat", "").rpartition("}} ")[2] for each in panel.get("targets", ())}
     for name in more & {"p95", "lower bound", "upper bound", "headroom at peak"}:
         assert any(re.search(pattern.strip("/"), name) for pattern in unlisted), name
@@ -184,15 +184,15 @@ def test_power_limit_is_no_throttling(panel: dict[str, Any]) -> None:
 def test_no_time_left_is_now(panel: dict[str, Any]) -> None:
     """A forecast or an age of 0 s is shown as "now"."""
     timed = {
-        titles(panel).get(f"Value #{target['refId']}", "")
+        read_column_titles(panel).get(f"Value #{target['refId']}", "")
         for target in panel["targets"]
         if re.search(r"seconds_to_(host_)?oom|time\(\) - \(", target["expr"])
     }
     mapped = [panel["fieldConfig"]["defaults"].get("mappings", [])] if panel["type"] == "timeseries" else []
     if panel["type"] == "stat":
-        mapped = [properties(panel, "mappings").get("/.*/", [])]
+        mapped = [read_overrides(panel, "mappings").get("/.*/", [])]
     if panel["type"] == "table":
-        mapped = [properties(panel, "mappings").get(title, []) for title in timed]
+        mapped = [read_overrides(panel, "mappings").get(title, []) for title in timed]
     for mappings in mapped if timed else ():
         results = [each["options"]["result"]["text"] for each in mappings if each["type"] == "range"]
         assert results == ["now"]
@@ -208,8 +208,8 @@ def test_rows_link_to_the_pages_of_the_daemon(panel: dict[str, Any]) -> None:
     """A run links to its page on its host, and an alert to what to do."""
     if panel["type"] != "table":
         return
-    columns = set(titles(panel).values())
-    links = {title: [link["url"] for link in found] for title, found in properties(panel, "links").items()}
+    columns = set(read_column_titles(panel).values())
+    links = {title: [link["url"] for link in found] for title, found in read_overrides(panel, "links").items()}
     if "Run id" in columns:
         assert f"http://{HOST}/run/{RUN_ID}" in links["Run" if "Run" in columns else "Run id"]
     if "Alert" in columns:
@@ -219,6 +219,6 @@ def test_rows_link_to_the_pages_of_the_daemon(panel: dict[str, Any]) -> None:
 
 def test_few_panels_are_checked() -> None:
     """Each kind of look is on a dashboard, so that the checks above check something."""
-    shown = [panel for dashboard in DASHBOARDS.values() for panel in panels_of(dashboard)]
+    shown = [panel for dashboard in DASHBOARDS.values() for panel in list_panels(dashboard)]
     assert sum(bool(_cell_colors(panel)) for panel in shown if panel["type"] == "table") >= 6
     assert sum(bool(_cell_colors(panel)) for panel in shown if panel["type"] == "state-timeline") >= 3

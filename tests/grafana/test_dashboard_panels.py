@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from committed_dashboards import PANELS, each_dashboard, expressions, panels, panels_of, properties, titles
-from promql import SAMPLES, grouping, made, selectors
+from committed_dashboards import (
+    PANELS,
+    each_dashboard,
+    list_expressions,
+    list_panels,
+    panels,
+    read_column_titles,
+    read_overrides,
+)
+from promql import SAMPLES, parse_created_labels, parse_grouping, parse_selectors
 from promql_units import unit
 
 # Grafana's units of a query's result, by its dimensions.
@@ -35,8 +43,8 @@ CONVERTED = {
 @panels
 def test_unit_fits_the_metrics(panel: dict[str, Any]) -> None:
     """The unit of a panel or column fits the metrics in it."""
-    units, columns = properties(panel, "unit"), titles(panel)
-    for target, expression in zip(panel["targets"], expressions(panel), strict=True):
+    units, columns = read_overrides(panel, "unit"), read_column_titles(panel)
+    for target, expression in zip(panel["targets"], list_expressions(panel), strict=True):
         shown = panel["fieldConfig"]["defaults"]["unit"]
         if panel["type"] == "table":
             column = columns.get(f"Value #{target['refId']}")
@@ -50,8 +58,8 @@ def test_unit_fits_the_metrics(panel: dict[str, Any]) -> None:
 @panels
 def test_labels_are_not_shown_as_numbers(panel: dict[str, Any]) -> None:
     """A user, a job or a run may be named 4711, which must not be shown as 4.71 K."""
-    units = properties(panel, "unit")
-    for source, title in titles(panel).items():
+    units = read_overrides(panel, "unit")
+    for source, title in read_column_titles(panel).items():
         if not source.startswith("Value"):
             assert units[title] == "string"
 
@@ -62,16 +70,16 @@ def test_columns_are_in_the_query_results(panel: dict[str, Any]) -> None:
     if panel["type"] != "table":
         return
     steps = {step["id"]: step["options"] for step in panel["transformations"]}
-    columns = titles(panel)
+    columns = read_column_titles(panel)
     assert (
         set(steps["filterFieldsByName"]["include"]["names"])
         == columns.keys()
         == steps["organize"]["indexByName"].keys()
     )
     labels: set[str] = set()
-    for expression in expressions(panel):
-        labels |= (grouping(expression) | made(expression)).union(
-            *(SAMPLES[name] for name, _labels in selectors(expression))
+    for expression in list_expressions(panel):
+        labels |= (parse_grouping(expression) | parse_created_labels(expression)).union(
+            *(SAMPLES[name] for name, _labels in parse_selectors(expression))
         )
     values = {f"Value #{target['refId']}" for target in panel["targets"]} | {"Value"}
     assert columns.keys() <= labels | values
@@ -84,7 +92,7 @@ def test_columns_are_in_the_query_results(panel: dict[str, Any]) -> None:
 @panels
 def test_overrides_match_something(panel: dict[str, Any]) -> None:
     """Overrides match a column or a line that can exist."""
-    names = list(titles(panel).values()) or [target["legendFormat"] for target in panel["targets"]]
+    names = list(read_column_titles(panel).values()) or [target["legendFormat"] for target in panel["targets"]]
     calculated = [each for each in panel.get("transformations", ()) if each["id"] == "calculateField"]
     names += [each["options"]["alias"] for each in calculated]
     for override in panel["fieldConfig"]["overrides"]:
@@ -116,8 +124,8 @@ def test_legends_have_words(panel: str, legend: str, shown: str) -> None:
 @panels
 def test_unlisted_lines_are_gray(panel: dict[str, Any]) -> None:
     """Lines that the legend leaves out have no color of the palette, which would be that of another line."""
-    hidden = properties(panel, "custom.hideFrom") if panel["type"] == "timeseries" else {}
-    assert {name: properties(panel, "color").get(name, {}).get("fixedColor") for name in hidden} == dict.fromkeys(
+    hidden = read_overrides(panel, "custom.hideFrom") if panel["type"] == "timeseries" else {}
+    assert {name: read_overrides(panel, "color").get(name, {}).get("fixedColor") for name in hidden} == dict.fromkeys(
         hidden, "gray"
     )
 
@@ -128,7 +136,7 @@ def test_queries_fit_the_kind_of_panel(panel: dict[str, Any]) -> None:
     for target in panel["targets"]:
         assert target["instant"] == (panel["type"] in {"stat", "table"}) == (not target["range"])
         assert target["format"] == ("table" if panel["type"] == "table" else "time_series")
-        assert selectors(expressions(panel)[0])
+        assert parse_selectors(list_expressions(panel)[0])
     names = [target["refId"] for target in panel["targets"]]
     assert len(names) == len(set(names))
 
@@ -144,5 +152,5 @@ def test_panel_ids_stay(dashboard: dict[str, Any]) -> None:
 @each_dashboard
 def test_titles_are_unique(dashboard: dict[str, Any]) -> None:
     """Panel titles are unique within a dashboard."""
-    found = [panel["title"] for panel in panels_of(dashboard)]
+    found = [panel["title"] for panel in list_panels(dashboard)]
     assert len(found) == len(set(found))

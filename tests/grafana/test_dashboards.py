@@ -18,15 +18,15 @@ from committed_dashboards import (
     VARIABLES,
     drop_owner_label,
     each_dashboard,
-    expressions,
+    list_expressions,
+    list_panels,
     panels,
-    panels_of,
-    properties,
-    titles,
-    without_variables,
+    read_column_titles,
+    read_overrides,
+    substitute_variables,
 )
 from offenders import check_all
-from promql import SAMPLES, TARGET, grouping, matchers, selectors, unknown
+from promql import SAMPLES, TARGET, find_unknown_names, parse_grouping, parse_matchers, parse_selectors
 
 from gpuwarden.alerts.alert_links import AlertLinks
 from gpuwarden.alerts.prometheus_rules import Choices, render_annotations
@@ -75,7 +75,7 @@ def test_dashboard_works_in_every_grafana(dashboard: dict[str, Any]) -> None:
     assert dashboard["schemaVersion"] == 39
     assert not dashboard["editable"]
     assert dashboard["graphTooltip"] == 1
-    assert {panel["type"] for panel in panels_of(dashboard)} <= {"stat", "table", "timeseries", "state-timeline"}
+    assert {panel["type"] for panel in list_panels(dashboard)} <= {"stat", "table", "timeseries", "state-timeline"}
     marks = {mark["name"]: mark for mark in dashboard["annotations"]["list"]}
     assert list(marks) == ["Alerts", "Run starts", "Run ends", "Incidents"]
     assert [mark.get("useValueForTime") for mark in marks.values()] == [None, True, True, None]
@@ -83,9 +83,9 @@ def test_dashboard_works_in_every_grafana(dashboard: dict[str, Any]) -> None:
     for mark in marks.values():
         assert mark["enable"]
         _follows(mark["expr"])
-        expression = drop_owner_label(without_variables(mark["expr"]))
-        assert not unknown(expression)
-        carried = grouping(expression).union(*(SAMPLES[name] for name, _labels in selectors(expression)))
+        expression = drop_owner_label(substitute_variables(mark["expr"]))
+        assert not find_unknown_names(expression)
+        carried = parse_grouping(expression).union(*(SAMPLES[name] for name, _labels in parse_selectors(expression)))
         assert _legend_labels(mark["titleFormat"] + mark["textFormat"]) <= carried
 
 
@@ -129,10 +129,10 @@ def test_panel_has_title_and_description(panel: dict[str, Any]) -> None:
 @panels
 def test_names_exist(panel: dict[str, Any]) -> None:
     """Metrics and labels of queries are in the tables, those of legends in the queries' results."""
-    for target, written in zip(panel["targets"], expressions(panel), strict=True):
+    for target, written in zip(panel["targets"], list_expressions(panel), strict=True):
         expression = drop_owner_label(written)
-        assert not unknown(expression)
-        carried = grouping(expression).union(*(SAMPLES[name] for name, _labels in selectors(expression)))
+        assert not find_unknown_names(expression)
+        carried = parse_grouping(expression).union(*(SAMPLES[name] for name, _labels in parse_selectors(expression)))
         assert _legend_labels(target["legendFormat"]) <= carried
 
 
@@ -148,7 +148,7 @@ def _follows(expression: str) -> None:
     """Check that the series of a query follow the selection."""
     for variable in ("__range_s", "__rate_interval", "__range", "__interval_ms", "__interval"):
         expression = re.sub(rf"\${variable}\b", ALL[variable], expression)
-    for name, matched in matchers(expression):
+    for name, matched in parse_matchers(expression):
         chosen = {label: f"${variable}" for label, variable in CHOSEN.items() if label in SAMPLES[name]}
         if name in OF_DEVICES and "uuid" in chosen:
             chosen["uuid"] = "$gpu|$mig"  # an instance has a UUID of its own
@@ -163,7 +163,7 @@ def _follows(expression: str) -> None:
 @panels
 def test_a_site_may_label_its_targets(panel: dict[str, Any]) -> None:
     """Matches list their labels, cluster included, because targets may have further labels."""
-    for expression in expressions(panel):
+    for expression in list_expressions(panel):
         for names in re.findall(r"\bon \(([^)]*)\)", expression):
             assert {"cluster", *TARGET} <= set(names.split(", ")), expression
         assert "ignoring" not in expression
@@ -183,7 +183,7 @@ def test_windows_are_grafanas(panel: dict[str, Any]) -> None:
         windows = re.findall(r"\[([^\]]+)\]", target["expr"])
         fixed = {"3600s"} if panel["type"] == "table" else set()
         assert set(windows) <= {"$__rate_interval", "$__range", "$__range:$__interval"} | fixed
-        for counter in COUNTERS & {name for name, _labels in selectors(without_variables(target["expr"]))}:
+        for counter in COUNTERS & {name for name, _labels in parse_selectors(substitute_variables(target["expr"]))}:
             assert re.search(read.format(counter, counter), target["expr"])
 
 
@@ -238,8 +238,8 @@ def _thresholds(panel: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, fl
     """Yield all thresholds of a panel with their units; good colors count as none."""
     unit = panel["fieldConfig"]["defaults"]["unit"]
     found = [(unit, panel["fieldConfig"]["defaults"].get("thresholds"))]
-    units = properties(panel, "unit")
-    found += [(units.get(name, unit), value) for name, value in properties(panel, "thresholds").items()]
+    units = read_overrides(panel, "unit")
+    found += [(units.get(name, unit), value) for name, value in read_overrides(panel, "thresholds").items()]
     for measure, value in found:
         if value:
             bad = {RED, ORANGE, YELLOW}
@@ -257,14 +257,14 @@ def test_colors_change_where_alerts_fire(panel: dict[str, Any]) -> None:
 @each_dashboard
 def test_headroom_is_colored(dashboard: dict[str, Any]) -> None:
     """Headroom is colored on each dashboard."""
-    all_steps = [steps for panel in panels_of(dashboard) for _unit, steps in _thresholds(panel)]
+    all_steps = [steps for panel in list_panels(dashboard) for _unit, steps in _thresholds(panel)]
     assert COLOR_STEPS["percentunit"][0] in all_steps
 
 
 @each_dashboard
 def test_column_of_an_only_query_has_its_title_in_every_grafana(dashboard: dict[str, Any]) -> None:
     """Grafana's versions name the value of a table's only query differently: both names are renamed."""
-    for panel in panels_of(dashboard):
+    for panel in list_panels(dashboard):
         if panel["type"] == "table" and len(panel["targets"]) == 1:
             named = {step["id"]: step["options"] for step in panel["transformations"]}["organize"]["renameByName"]
             assert named["Value"] == named["Value #A"]
@@ -273,8 +273,8 @@ def test_column_of_an_only_query_has_its_title_in_every_grafana(dashboard: dict[
 @each_dashboard
 def test_alerts_have_a_summary(dashboard: dict[str, Any]) -> None:
     """The table of alerts has each alert's summary: the series that Prometheus writes have none."""
-    (alerts,) = (panel for panel in panels_of(dashboard) if panel["title"] == "Alerts firing")
-    (mapping,) = properties(alerts, "mappings")["Summary"]
+    (alerts,) = (panel for panel in list_panels(dashboard) if panel["title"] == "Alerts firing")
+    (mapping,) = read_overrides(alerts, "mappings")["Summary"]
     summaries = {name: fill_places(alert.title, Choices().values()) for name, alert in ALERTS.items()}
     assert {name: value["text"] for name, value in mapping["options"].items()} == summaries
     assert not any("{" in text for text in summaries.values())
@@ -282,7 +282,7 @@ def test_alerts_have_a_summary(dashboard: dict[str, Any]) -> None:
 
 def _needs_run(panel: dict[str, Any]) -> bool:
     """Return whether every query selects a series of a run."""
-    chosen = [{name for name, _labels in selectors(expression)} for expression in expressions(panel)]
+    chosen = [{name for name, _labels in parse_selectors(expression)} for expression in list_expressions(panel)]
     return all(any(name.startswith("gpuwarden_run_") for name in names) for names in chosen)
 
 
@@ -323,8 +323,8 @@ def test_links_lead_to_dashboards_with_the_time(dashboard: dict[str, Any]) -> No
     assert {way["url"] for way in ways} == {f"/d/{uid}" for uid in DASHBOARDS if uid != dashboard["uid"]}
     assert all(way["keepTime"] and way["includeVars"] for way in ways)
     linked = 0
-    for panel in panels_of(dashboard):
-        columns = set(titles(panel).values())
+    for panel in list_panels(dashboard):
+        columns = set(read_column_titles(panel).values())
         for url in _links(panel["fieldConfig"]):
             if url.startswith("http://"):  # a page of the daemon
                 continue
@@ -358,4 +358,4 @@ def test_runbooks_name_panels_that_exist() -> None:
     text = (REPOSITORY / "docs" / "reference" / "alerts.md").read_text()
     named = {title for found in re.findall(r"panels?\s+\*([^*]+)\*(?: and \*([^*]+)\*)?", text) for title in found}
     assert len(named) > 3
-    assert named - {""} <= {panel["title"] for dashboard in DASHBOARDS.values() for panel in panels_of(dashboard)}
+    assert named - {""} <= {panel["title"] for dashboard in DASHBOARDS.values() for panel in list_panels(dashboard)}

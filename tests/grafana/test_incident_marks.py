@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from committed_dashboards import DASHBOARDS, without_variables
+from committed_dashboards import DASHBOARDS, substitute_variables
 
 from system_parts import needs
 
@@ -23,7 +23,7 @@ def test_an_incident_is_marked_once(tmp_path: Path, interval: str) -> None:
     per_minute = 60 // int(interval.removesuffix("s"))
     values = f"3x{5 * per_minute} 4x{5 * per_minute} 0x{5 * per_minute}"
     written = {mark["name"]: mark["expr"] for mark in DASHBOARDS["gpuwarden-box"]["annotations"]["list"]}
-    expression = without_variables(written["Incidents"])
+    expression = substitute_variables(written["Incidents"])
     checks = [
         {"expr": expression, "eval_time": at, "exp_samples": [{"labels": MARKED, "value": 1}] if is_marked else []}
         for at, is_marked in {"4m": False, "6m": True, "8m": False, "12m30s": False, "14m": False}.items()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from services import Daemon, Process, ending, until
+from services import Daemon, Process, end_processes, wait_until
 from simulated_box import Clock
 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
@@ -83,10 +83,10 @@ def test_xid_events_are_received(snapshot: Snapshot) -> None:
     xids = XidCollector(binding())
     xids.follow(snapshot)
     events = xids.events
-    until(lambda: events.listening, "a wait that came back")
+    wait_until(lambda: events.listening, "a wait that came back")
     assert events.drain() == []
     events.stop()
-    until(lambda: events.idle, "the end of the wait")
+    wait_until(lambda: events.idle, "the end of the wait")
     assert not events.listening
 
 
@@ -98,15 +98,15 @@ def test_pause_closes_the_drivers_devices(tmp_path: Path) -> None:
     def opened() -> set[str]:
         return {name for name in daemon.open_files(Path("/dev")) if name.startswith("nvidia")}
 
-    with ending(daemon):
-        until(lambda: 1 in daemon.samples().up(), "a GPU that answers")
+    with end_processes(daemon):
+        wait_until(lambda: 1 in daemon.samples().up(), "a GPU that answers")
         before = opened()
         assert "nvidiactl" in before
-        done = daemon.order("pause")
+        done = daemon.run_subcommand("pause")
         assert done.returncode == 0, done.stderr
         assert opened() == set()
-        assert daemon.order("resume").returncode == 0
-        until(lambda: 1 in daemon.samples().up(), "the GPU again")
+        assert daemon.run_subcommand("resume").returncode == 0
+        wait_until(lambda: 1 in daemon.samples().up(), "the GPU again")
         assert opened() == before
 
 
@@ -115,8 +115,8 @@ def daemon(snapshot: Snapshot, tmp_path: Path) -> Iterator[Daemon]:
     """Run the daemon on the real driver, with series per process."""
     (tmp_path / "config.yaml").write_text("processes: {series: true}")
     daemon = Daemon(tmp_path / "daemon", "--config", str(tmp_path / "config.yaml"))
-    with ending(daemon):
-        until(lambda: 1 in daemon.samples().up(), "a GPU that answers")
+    with end_processes(daemon):
+        wait_until(lambda: 1 in daemon.samples().up(), "a GPU that answers")
         yield daemon
 
 
@@ -124,34 +124,34 @@ def test_process_and_peak_memory_are_reported(daemon: Daemon, tmp_path: Path) ->
     """A process with device memory is listed by its pid here, and the peak stays after it frees memory."""
     folder = Path(__file__).parents[1] / "support"
     taker = Process([sys.executable, str(folder / "device_memory.py"), str(HELD_MEBIBYTES)], tmp_path / "taker.log")
-    with ending(taker):
-        until(lambda: "held" in taker.output(), "the device's memory")
+    with end_processes(taker):
+        wait_until(lambda: "held" in taker.output(), "the device's memory")
 
         def held() -> float:
             return daemon.samples().value("gpuwarden_process_gpu_memory_used_bytes", pid=str(taker.pid)) or 0
 
-        until(lambda: held() >= HELD_MEBIBYTES << 20, "the process with its memory")
+        wait_until(lambda: held() >= HELD_MEBIBYTES << 20, "the process with its memory")
         page = daemon.samples()
         (used,) = page.all("gpuwarden_gpu_memory_used_bytes").values()
         assert used >= held()
         (owned,) = page.all("gpuwarden_owner_gpu_memory_used_bytes", owner_kind="user").values()
         assert owned == held()
         before = held()
-        taker.say("give it back")
-        until(lambda: held() <= before - (HELD_MEBIBYTES << 20), "less memory: the context's own is left")
+        taker.send_line("give it back")
+        wait_until(lambda: held() <= before - (HELD_MEBIBYTES << 20), "less memory: the context's own is left")
         page = daemon.samples()
         (peak,) = page.all("gpuwarden_gpu_memory_used_peak_bytes", window="1m").values()
         (after,) = page.all("gpuwarden_gpu_memory_used_bytes").values()
         assert peak >= used
         assert after <= used - (HELD_MEBIBYTES << 20)
-    until(lambda: not daemon.samples().all("gpuwarden_process_info"), "the end of the process")
+    wait_until(lambda: not daemon.samples().all("gpuwarden_process_info"), "the end of the process")
 
 
 def test_errors_are_none(daemon: Daemon) -> None:
     """No reading of a healthy GPU fails, at the first poll of all tiers or the next one."""
     slow = 12  # polls: the slow tier is among them again
     began = daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0
-    until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > began + slow, "polls")
+    wait_until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > began + slow, "polls")
     errors = {
         **daemon.samples().all("gpuwarden_gpu_errors_total"),
         **daemon.samples().all("gpuwarden_collector_errors_total"),

@@ -17,7 +17,7 @@ from typing import Any
 import pynvml
 import pytest
 from receiver import Receiver
-from services import Daemon, Process, ending, fetch, until
+from services import Daemon, Process, end_processes, fetch, wait_until
 
 from gpuwarden.nvml.driver import binding, explain_unusable
 from gpuwarden.protocol.messages import Error, Hello, Message, Report
@@ -170,7 +170,7 @@ class Script(Process):
             assert self.popen.poll() is None, self.output()
             return next((each for each in self.output().splitlines() if each.startswith("{")), "")
 
-        found: dict[str, Any] = json.loads(until(line, "the script's line", TIME))
+        found: dict[str, Any] = json.loads(wait_until(line, "the script's line", TIME))
         return found
 
 
@@ -190,11 +190,11 @@ def test_torch(tmp_path: Path, uuids: list[str]) -> None:
     needs("torch")
     daemon = Receiver(tmp_path / "run.sock")
     script = Script(TORCH, tmp_path, daemon.path)
-    with ending(script):
+    with end_processes(script):
         printed = script.read_line()
         peer = daemon.accept()
         messages = peer.waiting()
-        script.say("on")
+        script.send_line("on")
         assert script.popen.wait(TIME) == 1
         after = peer.waiting()
     daemon.close()
@@ -226,11 +226,11 @@ def test_jax(tmp_path: Path, uuids: list[str]) -> None:
     needs("jax")
     daemon = Receiver(tmp_path / "run.sock")
     script = Script(JAX, tmp_path, daemon.path)
-    with ending(script):
+    with end_processes(script):
         printed = script.read_line()
         peer = daemon.accept()
         messages = peer.waiting()
-        script.say("on")
+        script.send_line("on")
         assert script.popen.wait(TIME) == 1
         after = peer.waiting()
     daemon.close()
@@ -284,11 +284,11 @@ def test_headroom(tmp_path: Path, framework: str, script: str, uuids: list[str])
     """The daemon joins a real run with its GPU: memory and headroom by UUID, within the allocator's limit."""
     needs(framework)
     daemon = Daemon(tmp_path / "daemon")
-    with ending(daemon):
+    with end_processes(daemon):
         training = Script(script, tmp_path, str(daemon.socket))
-        with ending(training):
+        with end_processes(training):
             training.read_line()
-            until(lambda: daemon.samples().all("gpuwarden_run_memory_headroom_bytes"), "headroom")
+            wait_until(lambda: daemon.samples().all("gpuwarden_run_memory_headroom_bytes"), "headroom")
             samples = daemon.samples()
             ((labels, used),) = samples.all("gpuwarden_run_allocator_memory_bytes").items()
             uuid = dict(labels)["uuid"]
@@ -307,16 +307,16 @@ def test_headroom_is_calibrated(tmp_path: Path, framework: str, script: str) -> 
     """When a full device or pool fails an allocation, the reported headroom is less than three of its pieces."""
     needs(framework)
     daemon = Daemon(tmp_path / "daemon")
-    with ending(daemon):
+    with end_processes(daemon):
         training = Script(script, tmp_path, str(daemon.socket))
-        with ending(training):
+        with end_processes(training):
 
             def failed() -> dict[str, Any]:
                 answer = json.loads(fetch(f"{daemon.url}/api/v1/runs") or '{"live": [], "past": []}')
                 errors = [each for run in answer["live"] + answer["past"] for each in run.get("reported_errors", ())]
                 return errors[0] if errors else {}
 
-            error = until(failed, "the out-of-memory", TIME)
+            error = wait_until(failed, "the out-of-memory", TIME)
     ((uuid, left),) = error["headroom_bytes"].items()
     requested = error["allocations"][0]["requested_bytes"]
     least = error["least_headroom_bytes"][uuid]

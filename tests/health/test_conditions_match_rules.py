@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from commands import run_command
-from services import ROOT, Alertmanager, Daemon, Process, Prometheus, ending, fetch, free_port, until
+from services import ROOT, Alertmanager, Daemon, Process, Prometheus, end_processes, fetch, free_port, wait_until
 
 from gpuwarden.health.conditions import CHECKED
 from mock_nvml import MockNvml
@@ -35,12 +35,12 @@ HOST_ALERTS = {"GpuMissing", "GpuwardenDriverFault", "GpuwardenNoGpus"}  # they 
 
 
 class Run(Process):
-    """tests/support/reporter.py as a run on a GPU or MIG instance."""
+    """tests/support/scripted_reporter.py as a run on a GPU or MIG instance."""
 
     def __init__(self, folder: Path, daemon: Daemon, name: str, uuid: str) -> None:
         command = [
             sys.executable,
-            str(ROOT / "tests/support/reporter.py"),
+            str(ROOT / "tests/support/scripted_reporter.py"),
             str(daemon.socket),
             name,
             json.dumps({"G": uuid}),
@@ -51,8 +51,8 @@ class Run(Process):
     def report(self, **fields: Any) -> None:
         """Send a report."""
         before = self.output().count("done")
-        self.say(json.dumps(fields))
-        until(lambda: self.output().count("done") > before, "a report")
+        self.send_line(json.dumps(fields))
+        wait_until(lambda: self.output().count("done") > before, "a report")
 
     def allocate(self, gib: float) -> None:
         """Report this allocator size."""
@@ -85,19 +85,19 @@ def running(folder: Path, daemon: Daemon, *wanted: tuple[str, str]) -> Iterator[
         runs = []
         for name, uuid in wanted:
             runs.append(Run(folder, daemon, name, uuid))
-            stack.enter_context(ending(runs[-1]))
+            stack.enter_context(end_processes(runs[-1]))
         yield runs
 
 
 def uuids(daemon: Daemon) -> dict[str, str]:
     """Return the UUIDs of GPUs by index."""
-    found = until(lambda: daemon.samples().all("gpuwarden_gpu_info"), "the metrics page")
+    found = wait_until(lambda: daemon.samples().all("gpuwarden_gpu_info"), "the metrics page")
     return {dict(each)["gpu"]: dict(each)["uuid"] for each in found}
 
 
 def wait_for_events(daemon: Daemon) -> None:
     """Wait until the daemon receives the driver's events."""
-    until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events"), "the driver's events")
+    wait_until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events"), "the driver's events")
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def hosts(
     folder = tmp_path_factory.mktemp("boxes")
     with ExitStack() as stack:
         daemon_only = Alertmanager(folder / "daemon-only")
-        stack.enter_context(ending(daemon_only))
+        stack.enter_context(end_processes(daemon_only))
         daemons = []
         for name, gpus in (("silent", 1), ("empty", 0), ("strange", 2)):
             (folder / name).mkdir()
@@ -119,11 +119,11 @@ def hosts(
                 mock.error(1, "nvmlDeviceGetHandleByIndex_v2", "NO_PERMISSION")
             config = write_config(folder / name, daemon_only.address)
             daemon = Daemon(folder / name, "--config", str(config), env=mock.env(gpus=gpus), port=free_port())
-            stack.enter_context(ending(daemon))
+            stack.enter_context(end_processes(daemon))
             daemons.append(daemon)
         first, *others = (f"127.0.0.1:{daemon.port}" for daemon in daemons)
         prometheus = Prometheus(folder / "prometheus", first, more=others)
-        stack.enter_context(ending(prometheus))
+        stack.enter_context(end_processes(prometheus))
         yield daemon_only, prometheus, daemons
 
 
@@ -137,12 +137,12 @@ def test_alerts_match_the_rules(tmp_path: Path, mock_nvml: MockNvml) -> None:
     env = mock_nvml.env(gpus=4, frozen=1)
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=env, port=free_port())
     prometheus = Prometheus(tmp_path / "prometheus", f"127.0.0.1:{daemon.port}", both.address)
-    with ending(daemon, daemon_only, both, prometheus):
+    with end_processes(daemon, daemon_only, both, prometheus):
         known = uuids(daemon)
-        (instance,) = until(lambda: daemon.samples().all("gpuwarden_mig_info"), "the instance")
+        (instance,) = wait_until(lambda: daemon.samples().all("gpuwarden_mig_info"), "the instance")
         places = [("whole", known["0"]), ("part", dict(instance)["uuid"]), ("ends", known["3"]), ("gone", known["3"])]
         with running(tmp_path, daemon, *places) as (whole, part, ends, gone):
-            until(lambda: len(prometheus.query("gpuwarden_run_info")) == len(places), "the runs in Prometheus")
+            wait_until(lambda: len(prometheus.query("gpuwarden_run_info")) == len(places), "the runs in Prometheus")
             set_memory(mock_nvml, 0, 500, {whole.pid: 78})
             whole.allocate(77)
             room = daemon.samples().value("gpuwarden_mig_memory_free_bytes", uuid=places[1][1])
@@ -158,7 +158,7 @@ def test_alerts_match_the_rules(tmp_path: Path, mock_nvml: MockNvml) -> None:
             mock_nvml.lose(1)
             for setting in ("remap_pending", "remap_failed", "recovery"):
                 mock_nvml.set(3, setting, 1)
-            ends.say("no JSON")  # the process exits because of it
+            ends.send_line("no JSON")  # the process exits because of it
             ends.popen.wait(20)
             gone.kill(signal.SIGINT)
 
@@ -166,8 +166,8 @@ def test_alerts_match_the_rules(tmp_path: Path, mock_nvml: MockNvml) -> None:
                 return {dict(each)["alertname"] for each in count_labels(daemon_only.alerts())}
 
             wanted = NAMES - HOST_ALERTS - NOT_SIMULATED
-            until(lambda: names() == wanted and len(near_oom_gpus(daemon_only)) == 2, "all from the daemon", 150)
-            until(
+            wait_until(lambda: names() == wanted and len(near_oom_gpus(daemon_only)) == 2, "all from the daemon", 150)
+            wait_until(
                 lambda: rules_alerts(prometheus) == count_labels(daemon_only.alerts()), "the same from Prometheus", 150
             )
             firing = count_labels(daemon_only.alerts())
@@ -179,16 +179,18 @@ def test_alerts_match_the_rules(tmp_path: Path, mock_nvml: MockNvml) -> None:
             whole.allocate(20)
             over = ("RunNearOutOfMemory", "0")
             for receiver in (daemon_only, both):
-                until(lambda: over not in near_oom_gpus(receiver), "the resolved alert", 150)  # noqa: B023 - called at once
+                wait_until(lambda: over not in near_oom_gpus(receiver), "the resolved alert", 150)  # noqa: B023 - called at once
             assert near_oom_gpus(both) == {("RunNearOutOfMemory", "2")}
 
 
 def test_host_alerts_match_the_rules(hosts: tuple[Alertmanager, Prometheus, list[Daemon]]) -> None:
     """Alerts of hosts with a driver fault, without a GPU and with a hidden GPU match the rules."""
     daemon_only, prometheus, daemons = hosts
-    with ending(daemon_only, prometheus, *daemons):
-        until(lambda: alert_names(daemon_only) == HOST_ALERTS, "all from the daemons", 150)
-        until(lambda: rules_alerts(prometheus) == count_labels(daemon_only.alerts()), "the same from Prometheus", 150)
+    with end_processes(daemon_only, prometheus, *daemons):
+        wait_until(lambda: alert_names(daemon_only) == HOST_ALERTS, "all from the daemons", 150)
+        wait_until(
+            lambda: rules_alerts(prometheus) == count_labels(daemon_only.alerts()), "the same from Prometheus", 150
+        )
 
 
 def rules_alerts(prometheus: Prometheus) -> Counter[tuple[tuple[str, str], ...]]:
@@ -210,10 +212,10 @@ def slow_daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[tuple[Daemon, A
     more = "poll: {interval: 5s, slow_interval: 60s, memory_interval: 50ms}\n"
     config = write_config(tmp_path, receiver.address, more=more)
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1, frozen=1))
-    with ending(daemon, receiver), running(tmp_path, daemon, ("quiet", uuids(daemon)["0"])) as (run,):
+    with end_processes(daemon, receiver), running(tmp_path, daemon, ("quiet", uuids(daemon)["0"])) as (run,):
         set_memory(mock_nvml, 0, 40_000, {run.pid: 39})
         run.allocate(38)
-        until(lambda: daemon.samples().all("gpuwarden_run_memory_headroom_bytes"), "its headroom")
+        wait_until(lambda: daemon.samples().all("gpuwarden_run_memory_headroom_bytes"), "its headroom")
         yield daemon, receiver, run
 
 
@@ -234,7 +236,7 @@ def test_memory_taken_by_a_co_tenant_triggers_a_poll(
     daemon, receiver, run = slow_daemon
     before = early_polls(daemon)
     set_memory(mock_nvml, 0, 300, {run.pid: 39, 1: 39.4})
-    until(lambda: alert_names(receiver) == {"RunNearOutOfMemory"}, "the alert")
+    wait_until(lambda: alert_names(receiver) == {"RunNearOutOfMemory"}, "the alert")
     assert early_polls(daemon) > before
 
 
@@ -243,15 +245,15 @@ def test_report_of_growth_triggers_a_poll(mock_nvml: MockNvml, slow_daemon: tupl
     daemon, receiver, run = slow_daemon
     before = early_polls(daemon)
     run.allocate(38.4)
-    until(lambda: daemon.samples().all("gpuwarden_run_memory_headroom_bytes"), "the headroom")
+    wait_until(lambda: daemon.samples().all("gpuwarden_run_memory_headroom_bytes"), "the headroom")
     assert early_polls(daemon) == before
     set_memory(mock_nvml, 0, 100, {run.pid: 79})
     run.allocate(78.4)
-    until(lambda: alert_names(receiver) == {"RunNearOutOfMemory"}, "the alert")
+    wait_until(lambda: alert_names(receiver) == {"RunNearOutOfMemory"}, "the alert")
     assert early_polls(daemon) > before
     before = early_polls(daemon)
     run.report(error={"kind": "device_oom", "exception": "E", "text": "out"})
-    until(lambda: alert_names(receiver) == {"RunNearOutOfMemory", "RunOutOfMemory"}, "the other alert")
+    wait_until(lambda: alert_names(receiver) == {"RunNearOutOfMemory", "RunOutOfMemory"}, "the other alert")
     assert early_polls(daemon) > before
 
 
@@ -261,7 +263,7 @@ def test_xid_triggers_a_poll(mock_nvml: MockNvml, slow_daemon: tuple[Daemon, Ale
     wait_for_events(daemon)
     before = early_polls(daemon)
     mock_nvml.xid(0, XID_CRITICAL)
-    (alert,) = until(receiver.alerts, "the alert")
+    (alert,) = wait_until(receiver.alerts, "the alert")
     assert early_polls(daemon) > before
     assert alert["labels"]["xid"] == str(XID_CRITICAL)
     assert "Owner: user " in alert["annotations"]["description"]
@@ -272,13 +274,13 @@ def test_alertmanager_down_stops_nothing_else(tmp_path: Path, mock_nvml: MockNvm
     closed = f"127.0.0.1:{free_port()}"
     config = write_config(tmp_path, closed, more="poll: {interval: 100ms}\n")
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1, frozen=1))
-    with ending(daemon):
+    with end_processes(daemon):
         wait_for_events(daemon)
         mock_nvml.xid(0, XID_CRITICAL)
         url = f"http://{closed}"
-        until(lambda: daemon.samples().value("gpuwarden_alertmanager_errors_total", alertmanager=url), "failures")
+        wait_until(lambda: daemon.samples().value("gpuwarden_alertmanager_errors_total", alertmanager=url), "failures")
         first = daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0
-        until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > first, "another poll")
+        wait_until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > first, "another poll")
         assert daemon.samples().value("gpuwarden_alertmanager_alerts_sent_total", alertmanager=url) == 0
         assert daemon.output().count("notification not sent") == 1
         assert daemon.kill(15) == 0
@@ -294,16 +296,16 @@ def test_missing_token_is_a_warning(tmp_path: Path, mock_nvml: MockNvml) -> None
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"{path}: OK")
     assert done.stderr.startswith(f"{path}: warning: {said}")
     daemon = Daemon(tmp_path / "daemon", "--config", str(path), env=mock_nvml.env(gpus=1, frozen=1))
-    with ending(daemon):
+    with end_processes(daemon):
         assert f"WARNING {said}" in daemon.output()
         wait_for_events(daemon)
         mock_nvml.xid(0, XID_CRITICAL)
-        until(
+        wait_until(
             lambda: f'notification not sent target={url} reason="the file {token}' in daemon.output(),
             "the reason in the log",
         )
         token.write_text("word")
-        until(
+        wait_until(
             lambda: f'notification not sent target={url} reason="Connection refused"' in daemon.output(),
             "an attempt with the token",
         )

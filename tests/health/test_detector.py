@@ -28,7 +28,7 @@ from gpuwarden.runs.outcome import Ending, Outcome
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot, SeenError
 from gpuwarden.runs.stall import Stall
 from gpuwarden.state import Alert, State
-from snapshots import GIB, divided, gpu, snapshot
+from snapshots import GIB, gpu, mig_gpu, snapshot
 
 LIMITS = Limits()
 NOW = 10_000.0  # Unix time of the polls
@@ -97,7 +97,7 @@ def test_run_on_an_instance_has_its_gpu() -> None:
     """An alert on a MIG instance has the instance's UUID, and the index and the name of its GPU."""
     near = run("MIG-1-0", in_use=9.5, left=0.2)
     name, labels, text, _owner = only_occurrence(
-        poll(divided(1, free=[GIB, GIB], held={7: 0, 8: 0, 9: 1}), runs=(near,))
+        poll(mig_gpu(1, free=[GIB, GIB], held={7: 0, 8: 0, 9: 1}), runs=(near,))
     )
     assert (name, labels) == ("RunNearOutOfMemory", {**OF_RUN, "uuid": "MIG-1-0", "gpu": "1", "name": "H100"})
     assert text.endswith("; other processes hold 1.00 GiB.")  # of the instance

@@ -31,7 +31,7 @@ from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
 from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
-from snapshots import GIB, divided, gpu, snapshot
+from snapshots import GIB, gpu, mig_gpu, snapshot
 
 
 def poll(*gpus: Gpu, at: float = 1.0, **more: Any) -> State:
@@ -107,7 +107,7 @@ def test_unknown_values_are_gaps() -> None:
     series = HistorySeries()
     lost = replace(gpu(0), readings={}, fault="gpu_is_lost")
     series.add_poll(poll(lost, at=1.0), 1.0)
-    series.add_poll(poll(gpu_using(0, 5.0), divided(1, free=[GIB]), at=11.0, runs=(a_run(steps=9),)), 11.0)
+    series.add_poll(poll(gpu_using(0, 5.0), mig_gpu(1, free=[GIB]), at=11.0, runs=(a_run(steps=9),)), 11.0)
     gpus = read(series, "gpus", 11.0)
     assert gpus["GPU-0",] == {"memory_used_bytes": [None, 5.0], "memory_in_use_bytes": [None, GIB]}
     assert gpus["MIG-1-0",] == {}
@@ -250,7 +250,7 @@ def test_unknown_pressure_does_not_end_it() -> None:
         assert len(texts(events)) == (1 if at < 2 else 2)
     assert texts(events)[0] == "GPU 0 no longer hot"
     both = Pressure({("MIG-1-0", "memory"): "warning", ("MIG-1-1", "memory"): "warning"})
-    new = events.add_poll(poll(divided(1, free=[GIB, GIB]), at=9.0, pressure=both))
+    new = events.add_poll(poll(mig_gpu(1, free=[GIB, GIB]), at=9.0, pressure=both))
     assert [event.uuid for event in new] == ["MIG-1-0", "MIG-1-1"]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from control_groups import limited
+from control_groups import make_limited_group
 
 from gpuwarden.host.cgroup_limits import CgroupLimits, CgroupMemory, CgroupReader, OomKillCounter
 
@@ -145,7 +145,7 @@ def test_oom_kills_of_older_kernels(tmp_path: Path) -> None:
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
     """Yield a real cgroup of this test with a limit of 1 GiB; only root can create it."""
-    with limited(GIB) as folder:
+    with make_limited_group(GIB) as folder:
         yield folder
 
 

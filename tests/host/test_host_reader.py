@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from services import until
+from services import wait_until
 
 from gpuwarden.host import host_reader
 from gpuwarden.host.host_reader import Host, HostReader
@@ -49,7 +49,7 @@ def test_work_counts_as_busy() -> None:
         sum(range(200_000))
         return reader.read().cpu_seconds["busy",] > before + 0.1
 
-    until(worked, "the CPU's work is counted")
+    wait_until(worked, "the CPU's work is counted")
 
 
 def test_counters_of_the_cpu_never_fall(monkeypatch: pytest.MonkeyPatch) -> None:

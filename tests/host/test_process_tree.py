@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from services import sleeping, until
+from services import sleeping_process, wait_until
 
 from gpuwarden.host import process_tree, procfs
 from gpuwarden.host.process_key import ProcessKey
@@ -169,7 +169,7 @@ def test_worker_without_a_wait_is_kept(program: Program) -> None:
     worker = program.do("fork burn 0.5")
     before = trees.read([program.peer])[program.peer].cpu_seconds
     program.do("end")
-    until(lambda: not Path(f"/proc/{worker}").exists(), "the worker is gone")
+    wait_until(lambda: not Path(f"/proc/{worker}").exists(), "the worker is gone")
     program.do("burn 0.2")
     assert before + 0.2 - TICKS <= trees.read([program.peer])[program.peer].cpu_seconds < before + 0.5
 
@@ -199,7 +199,7 @@ def test_zombie_keeps_its_usage_and_is_no_live_process(program: Program) -> None
     worker = program.do("fork burn 0.3")
     before = trees.read([program.peer])[program.peer]
     program.do("end")
-    until(lambda: (stat := procfs.read_stat(worker)) and stat.state == b"Z", "the worker is a zombie")
+    wait_until(lambda: (stat := procfs.read_stat(worker)) and stat.state == b"Z", "the worker is a zombie")
     after = trees.read([program.peer])[program.peer]
     assert after.cpu_seconds >= before.cpu_seconds
     assert (present(before).processes, present(after).processes) == (2, 1)
@@ -214,7 +214,7 @@ def test_orphan_still_belongs_to_its_run(program: Program) -> None:
     (_, upper, orphan, last) = tree.members
     assert tree.members[orphan].parent == upper
     os.kill(upper, 9)
-    until(lambda: (stat := procfs.read_stat(orphan)) and stat.parent != upper, "the orphan is adopted")
+    wait_until(lambda: (stat := procfs.read_stat(orphan)) and stat.parent != upper, "the orphan is adopted")
     program.do("wait")
     for _ in range(3):
         after = trees.read([program.peer])[program.peer]
@@ -222,7 +222,7 @@ def test_orphan_still_belongs_to_its_run(program: Program) -> None:
         assert after.cpu_seconds >= before.cpu_seconds
     assert last in tree.members
     os.kill(orphan, 9)
-    until(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan is gone")
+    wait_until(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan is gone")
     assert trees.read([program.peer])[program.peer].cpu_seconds >= after.cpu_seconds
 
 
@@ -357,9 +357,9 @@ def test_state_of_the_main_process(program: Program) -> None:
     def state() -> str | None:
         return present(ProcessTrees().read([program.peer])[program.peer]).state
 
-    until(lambda: state() == "sleeping", "it sleeps")
+    wait_until(lambda: state() == "sleeping", "it sleeps")
     os.kill(program.peer.pid, signal.SIGSTOP)
-    until(lambda: state() == "stopped", "it is stopped")
+    wait_until(lambda: state() == "stopped", "it is stopped")
     os.kill(program.peer.pid, signal.SIGCONT)
 
 
@@ -405,7 +405,7 @@ def test_process_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     for refused in (False, True):
         if refused:
             monkeypatch.setattr(os, "pidfd_open", raising(OSError(errno.EPERM, "refused")))
-        with sleeping() as process:
+        with sleeping_process() as process:
             start = peer(process.pid).start
             lives = [procfs.is_alive(process.pid, each) for each in (start, 0, 7)]  # 0: unknown
             kill_without_wait(process)
@@ -420,7 +420,7 @@ def test_process_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_process_hidden_in_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel still shows whether the process exists; without a free descriptor it counts as alive."""
     monkeypatch.setattr(procfs, "_content", lambda _path: b"")
-    with sleeping() as process:
+    with sleeping_process() as process:
         lives = [procfs.is_alive(process.pid, each) for each in (99, 0)]
         kill_without_wait(process)
         lives.append(procfs.is_alive(process.pid, 99))
@@ -437,7 +437,7 @@ def test_process_whose_main_thread_has_ended() -> None:
     program += "ctypes.CDLL(None).pthread_exit(None)"
     with subprocess.Popen([sys.executable, "-c", program]) as process:
         try:
-            until(lambda: (stat := procfs.read_stat(process.pid)) and stat.state == b"Z", "the main thread's end")
+            wait_until(lambda: (stat := procfs.read_stat(process.pid)) and stat.state == b"Z", "the main thread's end")
             assert procfs.is_alive(process.pid, peer(process.pid).start)
         finally:
             process.kill()
@@ -454,7 +454,7 @@ def raising(error: OSError) -> Callable[[int], int]:
 
 def test_nearest_listed_ancestor() -> None:
     """A process belongs to itself, or to the nearest listed process above it; a hidden one to none."""
-    with sleeping() as process:
+    with sleeping_process() as process:
         assert procfs.find_nearest_ancestor(process.pid, {process.pid, os.getpid()}) == process.pid
         assert procfs.find_nearest_ancestor(process.pid, {os.getpid(), os.getppid()}) == os.getpid()
         assert procfs.find_nearest_ancestor(process.pid, {os.getppid()}) == os.getppid()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import ROOT, Daemon, Process, altered, ending, fetch, until
+from services import ROOT, Daemon, Process, alter_constants, end_processes, fetch, wait_until
 
 from gpuwarden.protocol.control_client import send_command
 from gpuwarden.web.api.api_paths import INCIDENTS
@@ -23,16 +23,16 @@ from mock_nvml import MockNvml
 
 EARLY_SECONDS = 5.0  # well within the poll interval of that test
 AFTER_SECONDS = 3.0  # recorded after an event, instead of ten
-RUN_ENDS = str(ROOT / "tests/support/run_that_ends.py")
+RUN_ENDS = str(ROOT / "tests/support/scripted_run.py")
 
 
 @pytest.fixture
 def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
     """Run a daemon with the default interval, whose incidents are complete earlier."""
     constants = {"gpuwarden.incidents.flight_recorder:AFTER_SECONDS": AFTER_SECONDS}
-    warden = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2), program=altered(constants))
-    with ending(warden):
-        until(warden.samples, "a page")
+    warden = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2), program=alter_constants(constants))
+    with end_processes(warden):
+        wait_until(warden.samples, "a page")
         yield warden
 
 
@@ -51,8 +51,8 @@ def run(daemon: Daemon, tmp_path: Path, name: str, *words: str) -> Iterator[Proc
     """Start a run that reports."""
     env = {"PYTHONPATH": os.pathsep.join(sys.path), "GPUWARDEN_SOCKET": str(daemon.socket)}
     started = Process([sys.executable, RUN_ENDS, name, *words], tmp_path / f"{name}.log", env)
-    with ending(started):
-        until(lambda: f'run_name="{name}"' in daemon.page(), "the run's series")
+    with end_processes(started):
+        wait_until(lambda: f'run_name="{name}"' in daemon.page(), "the run's series")
         yield started
 
 
@@ -63,9 +63,9 @@ def run(daemon: Daemon, tmp_path: Path, name: str, *words: str) -> Iterator[Proc
 def test_death_of_a_process_is_an_incident(daemon: Daemon, tmp_path: Path, word: str, text: str) -> None:
     """A run that crashes or fails is found by its exit status or last message."""
     with run(daemon, tmp_path, "deep") as process:
-        process.say(word)
+        process.send_line(word)
         process.popen.wait(60)
-        (found,) = until(lambda: incidents(daemon), "the incident")
+        (found,) = wait_until(lambda: incidents(daemon), "the incident")
     assert (found["kind"], found["subject"]["text"]) == ("RunDied", "run deep")
     assert found["finding"]["text"].startswith(text)
     detailed = whole(daemon, found["id"])
@@ -78,9 +78,9 @@ def test_kill_and_completion(daemon: Daemon, tmp_path: Path) -> None:
     with run(daemon, tmp_path, "victim") as process:
         os.kill(process.pid, signal.SIGKILL)
         process.popen.wait(60)
-        (found,) = until(lambda: incidents(daemon), "the incident")
+        (found,) = wait_until(lambda: incidents(daemon), "the incident")
         assert found["finding"]["text"].startswith("Run victim was killed")
-        until(lambda: incidents(daemon)[0].get("ended_timestamp_seconds"), "its completion")
+        wait_until(lambda: incidents(daemon)[0].get("ended_timestamp_seconds"), "its completion")
     daemon.kill(signal.SIGTERM)
     with sqlite3.connect(next(daemon.socket.parent.glob("state/**/runs.db"))) as database:
         ((packed,),) = database.execute("SELECT whole FROM incidents").fetchall()
@@ -94,29 +94,29 @@ def test_xid_is_on_the_disk_at_once(tmp_path: Path, mock_nvml: MockNvml) -> None
     config = tmp_path / "config.yaml"
     config.write_text("poll: {interval: 30s}\n")
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=2))
-    with ending(daemon):
-        until(daemon.samples, "a page")
-        file = until(lambda: next(daemon.socket.parent.glob("state/**/runs.db-wal"), None), "the write-ahead log")
-        until(lambda: "nvmlDeviceRegisterEvents" in str(mock_nvml.calls()), "the registration for events")
+    with end_processes(daemon):
+        wait_until(daemon.samples, "a page")
+        file = wait_until(lambda: next(daemon.socket.parent.glob("state/**/runs.db-wal"), None), "the write-ahead log")
+        wait_until(lambda: "nvmlDeviceRegisterEvents" in str(mock_nvml.calls()), "the registration for events")
         began = time.monotonic()
         mock_nvml.xid(1, 48)
-        until(lambda: b"XID 48" in file.read_bytes(), "the incident on the disk")
+        wait_until(lambda: b"XID 48" in file.read_bytes(), "the incident on the disk")
         assert time.monotonic() - began < EARLY_SECONDS
 
 
 def test_killed_daemon_leaves_an_interrupted_incident(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A daemon that is killed while it records has stored the incident; the next one marks it as interrupted."""
     daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2))
-    with ending(daemon):
-        until(lambda: "nvmlDeviceRegisterEvents" in str(mock_nvml.calls()), "the registration for events")
+    with end_processes(daemon):
+        wait_until(lambda: "nvmlDeviceRegisterEvents" in str(mock_nvml.calls()), "the registration for events")
         mock_nvml.xid(1, 48)
-        (found,) = until(lambda: incidents(daemon), "the incident")
-        until(lambda: found["id"].encode() in _written(daemon), "the incident on the disk")
+        (found,) = wait_until(lambda: incidents(daemon), "the incident")
+        wait_until(lambda: found["id"].encode() in _written(daemon), "the incident on the disk")
     assert "ended_timestamp_seconds" not in found
     mock_nvml.clear()
     daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2))
-    with ending(daemon):
-        (again,) = until(lambda: [each for each in incidents(daemon) if "interrupted" in each], "the mark")
+    with end_processes(daemon):
+        (again,) = wait_until(lambda: [each for each in incidents(daemon) if "interrupted" in each], "the mark")
         assert (again["id"], again["finding"]) == (found["id"], found["finding"])
         assert whole(daemon, found["id"])["series"]["timestamp_seconds"]
 
@@ -129,7 +129,7 @@ def test_record_on_request(daemon: Daemon) -> None:
     """Root and the daemon's user can record an incident over the control socket."""
     done, text = send_command(daemon.socket.with_name("control.sock"), "record slow since noon")
     assert done
-    (found,) = until(lambda: incidents(daemon), "the incident")
+    (found,) = wait_until(lambda: incidents(daemon), "the incident")
     assert found["id"] in text
     assert (found["kind"], found["note"]) == ("requested", "slow since noon")
     assert fetch(f"{daemon.url}{INCIDENTS}?limit=1")

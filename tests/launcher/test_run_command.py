@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from commands import run_command
 from pseudo_terminal import terminal
-from services import Daemon, Process, ending, until
+from services import Daemon, Process, end_processes, wait_until
 
 from mock_nvml import MockNvml
 
@@ -125,8 +125,8 @@ def test_signals_are_passed_on(environment: dict[str, str], tmp_path: Path) -> N
     """A signal to the command reaches the program, which decides what it means."""
     command = [sys.executable, "-m", "gpuwarden", "run", "--", sys.executable, "-c", GUARDED]
     launched = Process(command, tmp_path / "log", environment)
-    with ending(launched):
-        until(lambda: "ready" in launched.output(), "the program")
+    with end_processes(launched):
+        wait_until(lambda: "ready" in launched.output(), "the program")
         launched.popen.send_signal(signal.SIGUSR1)
         assert launched.popen.wait(60) == 3
 
@@ -135,8 +135,8 @@ def test_killed_command_leaves_no_daemon(environment: dict[str, str], tmp_path: 
     """The private daemon ends with the command, even if that is killed."""
     command = [sys.executable, "-m", "gpuwarden", "run", "--", sys.executable, "-c", GUARDED]
     launched = Process(command, tmp_path / "log", environment)
-    with ending(launched):
-        until(lambda: "ready" in launched.output(), "the program")
+    with end_processes(launched):
+        wait_until(lambda: "ready" in launched.output(), "the program")
         (socket,) = tmp_path.glob("gpuwarden-run-*/run.sock")
         children = Path(f"/proc/{launched.pid}/task/{launched.pid}/children").read_text().split()
         launched.popen.kill()
@@ -144,7 +144,7 @@ def test_killed_command_leaves_no_daemon(environment: dict[str, str], tmp_path: 
         program = [pid for pid in children if GUARDED.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
         for pid in program:
             os.kill(int(pid), signal.SIGKILL)
-        until(lambda: not socket.exists(), "the daemon's end")
+        wait_until(lambda: not socket.exists(), "the daemon's end")
 
 
 def test_python_error(environment: dict[str, str], tmp_path: Path) -> None:
@@ -229,12 +229,12 @@ def test_gpus_of_any_program(environment: dict[str, str], mock_nvml: MockNvml, t
     launched = Process(
         [sys.executable, "-m", "gpuwarden", "run", "--card", str(path), "--", *command], tmp_path / "log", env
     )
-    with ending(launched):
-        until(lambda: launched.output().endswith("\n"), "the program")
+    with end_processes(launched):
+        wait_until(lambda: launched.output().endswith("\n"), "the program")
         pid = launched.output().split()[-1]
         mock_nvml.processes(1, {int(pid): 3 << 30})
-        until(lambda: _uses_gpu(tmp_path, pid), "the daemon sees it")
-        launched.say("end")
+        wait_until(lambda: _uses_gpu(tmp_path, pid), "the daemon sees it")
+        launched.send_line("end")
         assert launched.popen.wait(60) == 9
     (run,) = json.loads(path.read_text())["runs"]
     assert (run["name"], run["framework"], run["outcome"]) == ("sh", "sh", "failed")
@@ -255,8 +255,8 @@ def _uses_gpu(folder: Path, pid: str) -> bool:
 def test_daemon_of_the_machine(tmp_path: Path) -> None:
     """A daemon that answers is used, and shows the run; other runs are not on the card."""
     daemon = Daemon(tmp_path / "daemon", "--source", "simulated")
-    with ending(daemon):
-        until(lambda: daemon.samples().text, "a page")
+    with end_processes(daemon):
+        wait_until(lambda: daemon.samples().text, "a page")
         environment = {"GPUWARDEN_SOCKET": str(daemon.socket)}
         path = tmp_path / "card.json"
         ended = launch(environment, "--name", "mine", "--card", str(path), "--", "sleep", "2")
@@ -332,9 +332,9 @@ def test_signals_after_the_program(environment: dict[str, str], tmp_path: Path) 
     script = "for p in $(cat /proc/$PPID/task/$PPID/children); do [ $p = $$ ] || kill -STOP $p; done; exit 4"
     command = [sys.executable, "-m", "gpuwarden", "run", "--", "sh", "-c", script]
     launched = Process(command, tmp_path / "log", environment)
-    with ending(launched):
-        until(lambda: any(_state(each) == "T" for each in _children(launched.pid)), "the daemon stops")
-        until(lambda: "sh" not in _commands(launched.pid), "the program's end")
+    with end_processes(launched):
+        wait_until(lambda: any(_state(each) == "T" for each in _children(launched.pid)), "the daemon stops")
+        wait_until(lambda: "sh" not in _commands(launched.pid), "the program's end")
         for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
             launched.popen.send_signal(number)
         assert launched.popen.wait(60) == 4
@@ -357,10 +357,10 @@ print("interrupts", len(seen), flush=True)
 def test_terminal(environment: dict[str, str]) -> None:
     """The program has the terminal itself; Ctrl-C reaches it once, and the card fits the width."""
     with terminal("run", "--", sys.executable, "-c", COUNTING, env=environment) as screen:
-        screen.until(lambda text: "ready True" in text, "the program")
+        screen.wait_until(lambda text: "ready True" in text, "the program")
         screen.press(b"\x03")
-        screen.until(lambda text: "interrupts 1" in text, "one interrupt")
-        assert screen.end() == 0
+        screen.wait_until(lambda text: "interrupts 1" in text, "one interrupt")
+        assert screen.wait() == 0
         assert any(line.startswith("outcome     finished after") for line in screen.lines())
 
 
@@ -376,9 +376,9 @@ def test_stop_and_continue(environment: dict[str, str], tmp_path: Path) -> None:
         )
     with launched, contextlib.ExitStack() as at_end:
         at_end.callback(launched.kill)
-        until(lambda: "sleep" in _commands(launched.pid), "the program")
+        wait_until(lambda: "sleep" in _commands(launched.pid), "the program")
         os.killpg(launched.pid, signal.SIGTSTP)
-        until(lambda: _state(launched.pid) == "T", "the command stops")
+        wait_until(lambda: _state(launched.pid) == "T", "the command stops")
         os.killpg(launched.pid, signal.SIGCONT)
         assert launched.wait(60) == 0
 
@@ -387,10 +387,10 @@ def test_stop_and_continue(environment: dict[str, str], tmp_path: Path) -> None:
 def test_program_that_stops_itself(environment: dict[str, str]) -> None:
     """In the foreground of a terminal the command stops too, by SIGSTOP as well, so that its shell goes on."""
     with terminal("run", "--", "sh", "-c", "kill -STOP $$; echo went on", env=environment) as screen:
-        until(lambda: _state(screen.process.pid) == "T", "the command stops")
+        wait_until(lambda: _state(screen.process.pid) == "T", "the command stops")
         os.killpg(screen.process.pid, signal.SIGCONT)
-        screen.until(lambda text: "went on" in text, "the program")
-        assert screen.end() == 0
+        screen.wait_until(lambda text: "went on" in text, "the program")
+        assert screen.wait() == 0
 
 
 def _children(pid: int) -> list[int]:

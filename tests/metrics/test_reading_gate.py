@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from fake_gpu import ANSWERS, GIB, MEMORY, UNKNOWN, Gpu, by, read
+from fake_gpu import ANSWERS, GIB, MEMORY, UNKNOWN, Gpu, label_readings, read
 
 from gpuwarden.gpu.metrics import GpuReadings as Row
 from gpuwarden.gpu.metrics import MigReadings
@@ -205,7 +205,7 @@ def test_gpu_that_supports_everything_passes() -> None:
     first, second = gpu.read(), gpu.read(after=SLOW)
     assert not first.errors
     assert not second.errors
-    mapping = by({"core": 61.0})
+    mapping = label_readings({"core": 61.0})
     assert ReadingGate(lambda: 0.0).filter(Row.temperature_celsius, mapping, {}, Counter()) is mapping
 
 

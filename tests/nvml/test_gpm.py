@@ -9,7 +9,7 @@ from typing import cast
 
 import pynvml
 import pytest
-from polled_driver import SLOW, polling
+from polled_driver import SLOW, run_polled_driver
 from simulated_box import Clock
 
 from gpuwarden.capture.nvml_stand_ins import PlainGpmRequest
@@ -224,7 +224,7 @@ class TestRealBinding:
     def test_data_centre_gpu(self, mock_nvml: MockNvml) -> None:
         """Ratios are there from the second slow reading on."""
         mock_nvml.set(1, "util", 40)
-        with polling(mock_nvml.env(gpus=2, frozen=1)) as driver:
+        with run_polled_driver(mock_nvml.env(gpus=2, frozen=1)) as driver:
             assert not ACTIVE & driver.poll()[1].readings.keys()
             for _ in range(3):
                 idle, busy = driver.poll(SLOW)
@@ -237,7 +237,7 @@ class TestRealBinding:
 
     def test_consumer_card(self, mock_nvml: MockNvml) -> None:
         """A card without GPM has no such reading, no error, and no call except the query for support."""
-        with polling(mock_nvml.env(gpus=1, model="rtx4090")) as driver:
+        with run_polled_driver(mock_nvml.env(gpus=1, model="rtx4090")) as driver:
             for _ in range(3):
                 (gpu,) = driver.poll(SLOW)
                 assert not [name for name in gpu.readings if "active_ratio" in name or "occupancy" in name]
@@ -247,7 +247,7 @@ class TestRealBinding:
     def test_switched_off(self, mock_nvml: MockNvml) -> None:
         """Without gpus.gpm there are no GPM calls, even on a divided GPU."""
         mock_nvml.mig(1, "3g.40gb")
-        with polling(mock_nvml.env(gpus=2), "nothing") as driver:
+        with run_polled_driver(mock_nvml.env(gpus=2), "nothing") as driver:
             for _ in range(2):
                 gpus = driver.poll(SLOW)
                 assert not [name for gpu in gpus for name in gpu.readings if "active_ratio" in name]
@@ -256,7 +256,7 @@ class TestRealBinding:
 
     def test_hang_affects_its_gpu_only(self, mock_nvml: MockNvml) -> None:
         """A sample that hangs takes its GPU down, and is not repeated; the others continue, and it comes back."""
-        with polling(mock_nvml.env(gpus=2, frozen=1)) as driver:
+        with run_polled_driver(mock_nvml.env(gpus=2, frozen=1)) as driver:
             driver.poll()
             driver.poll(SLOW)
             mock_nvml.hang(0, "nvmlGpmSampleGet")
@@ -277,7 +277,7 @@ class TestRealBinding:
 
     def test_driver_that_is_reloaded(self, mock_nvml: MockNvml) -> None:
         """Earlier samples are freed and not used; values are back after two readings."""
-        with polling(mock_nvml.env(gpus=2, frozen=1)) as driver:
+        with run_polled_driver(mock_nvml.env(gpus=2, frozen=1)) as driver:
             driver.poll()
             assert driver.poll(SLOW)[0].readings[SM] == 0.5
             mock_nvml.error("*", "*", "UNINITIALIZED")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from container_runtime import Runtime
-from folders import open_to_all
+from folders import make_accessible
 
 from gpuwarden.metrics.labels import MAX_CHARACTERS
 from gpuwarden.owners import containers, unix_http
@@ -290,7 +290,7 @@ def test_access_shows_what_is_denied(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(containers, "ACCESS_SECONDS", 0)
     (tmp_path / "pods").mkdir(mode=0o700)
     (tmp_path / "podman").mkdir(mode=0o700)
-    open_to_all(tmp_path)
+    make_accessible(tmp_path)
     with socket.socket(socket.AF_UNIX) as docker, socket.socket(socket.AF_UNIX) as podman:
         docker.bind(str(tmp_path / "docker.sock"))
         (tmp_path / "docker.sock").chmod(0o666)

@@ -16,7 +16,7 @@ import control_groups
 import psutil
 import pytest
 from container_runtime import Runtime
-from services import Daemon, ending, until
+from services import Daemon, end_processes, wait_until
 
 from gpuwarden.host.pid_namespace import needs_proof
 from gpuwarden.owners.resolver import OTHER
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 def started(folder: Path, mock: MockNvml) -> Iterator[Daemon]:
     """Run the daemon on two GPUs."""
     daemon = Daemon(folder / "daemon", "--config", str(folder / "config.yaml"), env=mock.env(gpus=2))
-    with ending(daemon):
+    with end_processes(daemon):
         yield daemon
 
 
@@ -86,26 +86,26 @@ def runtime(socket: Path) -> Iterator[None]:
 
 def test_a_container_s_life(folder: Path, mock_nvml: MockNvml) -> None:
     """A process belongs to its container, by name, also as a zombie, until it is reaped."""
-    root = control_groups.writable()[-1]
+    root = control_groups.find_writable_roots()[-1]
     with (
         runtime(folder / "docker.sock"),
         subprocess.Popen(["sleep", "600"]) as process,
-        control_groups.placed(process.pid, root, b"/system.slice/docker-%b.scope" % ID.encode()),
+        control_groups.move_to_group(process.pid, root, b"/system.slice/docker-%b.scope" % ID.encode()),
         started(folder, mock_nvml) as daemon,
     ):
         mock_nvml.processes(0, {process.pid: GIB})
-        until(lambda: memory(daemon, "container") == {"train": GIB}, "the container has the memory")
+        wait_until(lambda: memory(daemon, "container") == {"train": GIB}, "the container has the memory")
         assert 'gpuwarden_access{source="docker"} 1.0' in daemon.page()
         process.kill()
-        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "it is a zombie")
+        wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "it is a zombie")
         polls = daemon.page()
-        until(lambda: daemon.page() != polls, "the next poll")
+        wait_until(lambda: daemon.page() != polls, "the next poll")
         assert memory(daemon, "container") == {"train": GIB}
         process.wait()
-        until(lambda: memory(daemon, "user") == {"unknown": GIB}, "the driver still lists it, and it has no owner")
+        wait_until(lambda: memory(daemon, "user") == {"unknown": GIB}, "the driver still lists it, and it has no owner")
         assert memory(daemon, "container") == {}
         mock_nvml.processes(0, {})
-        until(lambda: memory(daemon, "user") == {}, "the memory is free")
+        wait_until(lambda: memory(daemon, "user") == {}, "the memory is free")
         assert "gpuwarden_process_" not in daemon.page()
 
 
@@ -119,14 +119,14 @@ def test_users_and_a_job_without_a_process(folder: Path, mock_nvml: MockNvml) ->
         started(folder, mock_nvml) as daemon,
     ):
         mock_nvml.processes(0, {one.pid: GIB, two.pid: GIB, 2**22: 5})
-        until(lambda: memory(daemon, "user") == {"nobody": 2 * GIB, "unknown": 5}, "the memory by user")
+        wait_until(lambda: memory(daemon, "user") == {"nobody": 2 * GIB, "unknown": 5}, "the memory by user")
         (job,) = [line for line in daemon.page().splitlines() if line.startswith("gpuwarden_gpu_slurm_job_info{")]
         uuids = re.findall(r'gpuwarden_gpu_up\{uuid="(.*)"\}', daemon.page())
         assert job == f'gpuwarden_gpu_slurm_job_info{{slurm_job_id="4711",uuid="{uuids[1]}"}} 1.0'
         mock_nvml.processes(1, {2**22: 7})
-        until(lambda: memory(daemon, "slurm_job") == {"4711": 7}, "the process on the job's GPU is the job's")
+        wait_until(lambda: memory(daemon, "slurm_job") == {"4711": 7}, "the process on the job's GPU is the job's")
         (folder / "gpustat/1").unlink()
-        until(lambda: "gpuwarden_gpu_slurm_job_info{" not in daemon.page(), "the job has ended")
+        wait_until(lambda: "gpuwarden_gpu_slurm_job_info{" not in daemon.page(), "the job has ended")
         one.kill()
         two.kill()
 
@@ -147,22 +147,22 @@ def test_processes_that_come_and_go(folder: Path, mock_nvml: MockNvml) -> None:
         source.kill()
         assert set(memory(daemon, "user")) <= {"root", "unknown", str(os.getuid())}
         mock_nvml.processes(0, {os.getpid(): 3})
-        until(lambda: sum(memory(daemon, "user").values()) == 3, "the last list")
+        wait_until(lambda: sum(memory(daemon, "user").values()) == 3, "the last list")
         assert "poll failed" not in daemon.output()
 
 
 def test_series_of_hundreds_of_owners_are_bounded(folder: Path, mock_nvml: MockNvml) -> None:
     """Processes in hundreds of units have owners.max series, and one more for the rest."""
-    root = control_groups.writable()[-1]
+    root = control_groups.find_writable_roots()[-1]
     with contextlib.ExitStack() as stack:
         pids = []
         for number in range(40):
             process = stack.enter_context(subprocess.Popen(["sleep", "600"]))
-            stack.enter_context(control_groups.placed(process.pid, root, b"/train%d.service" % number))
+            stack.enter_context(control_groups.move_to_group(process.pid, root, b"/train%d.service" % number))
             pids.append(process.pid)
         daemon = stack.enter_context(started(folder, mock_nvml))
         mock_nvml.processes(0, {pid: number + 1 for number, pid in enumerate(pids)})
-        until(lambda: sum(memory(daemon, "systemd_unit").values()) == sum(range(41)), "all memory")
+        wait_until(lambda: sum(memory(daemon, "systemd_unit").values()) == sum(range(41)), "all memory")
         units = memory(daemon, "systemd_unit")
         assert units.pop(OTHER) == sum(range(37))
         assert units == {f"train{number}.service": number + 1 for number in range(36, 40)}

@@ -17,7 +17,7 @@ from typing import Any
 import control_groups
 import psutil
 import pytest
-from services import until
+from services import wait_until
 
 from gpuwarden.host import pid_namespace
 from gpuwarden.owners import processes
@@ -116,7 +116,7 @@ def test_process_of_another_user() -> None:
     """Another user's process is identified without privileges."""
     needs_root()
     with sleeping(user=NOBODY) as pid:
-        until(lambda: psutil.Process(pid).uids().real == NOBODY, "the process runs as that user")
+        wait_until(lambda: psutil.Process(pid).uids().real == NOBODY, "the process runs as that user")
         assert read(pids=[pid], AS_NOBODY="1")[1] == {str(pid): [NOBODY, "sleep"]}
         assert ProcessIdentifier().identify([pid])[pid].uid == NOBODY
     with sleeping() as pid:
@@ -136,7 +136,7 @@ def test_zombie_is_its_user_s() -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         alive = names.identify([process.pid])
         process.kill()
-        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "it is a zombie")
+        wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "it is a zombie")
         assert names.identify([process.pid]) == alive
         unknown_before = ProcessIdentifier().identify([process.pid])[process.pid]
         assert (unknown_before.uid, unknown_before.comm) == (os.getuid(), "sleep")
@@ -272,14 +272,14 @@ def test_lookups_of_new_processes_per_poll_are_bounded(monkeypatch: pytest.Monke
 )
 def test_control_groups_of_the_kernel(path: bytes, place: CgroupOwner) -> None:
     """A process in a real group of either version has its owner from the group's name, whatever bytes are in it."""
-    for root in control_groups.writable():
-        with sleeping() as pid, control_groups.placed(pid, root, path):
+    for root in control_groups.find_writable_roots():
+        with sleeping() as pid, control_groups.move_to_group(pid, root, path):
             assert ProcessIdentifier().identify([pid])[pid].cgroup == place
 
 
 def test_group_removed_under_a_zombie() -> None:
     """The kernel marks a removed group of a zombie; the zombie still belongs to it."""
     with sleeping() as pid:
-        with control_groups.placed(pid, control_groups.writable()[-1], b"/train.service"):
+        with control_groups.move_to_group(pid, control_groups.find_writable_roots()[-1], b"/train.service"):
             pass
         assert ProcessIdentifier().identify([pid])[pid].cgroup in (CgroupOwner(systemd_unit="train.service"), NO_OWNER)

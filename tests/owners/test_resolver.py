@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from services import until
+from services import wait_until
 
 from gpuwarden.gpu.snapshot import Gpu, MemoryLimit
 from gpuwarden.owners.cgroup_path import NO_OWNER, CgroupOwner, Container
@@ -19,7 +19,7 @@ from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.owners.resolver import OTHER, OwnerResolver, Owners
 from gpuwarden.owners.slurm import SlurmJobMaps
 from gpuwarden.owners.users import UserNames
-from snapshots import GIB, divided, gpu, snapshot
+from snapshots import GIB, gpu, mig_gpu, snapshot
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ class ResolverBench:
     def __init__(self, limit: int = 32, job_map: Path | None = None, gpustat: Path | None = None) -> None:
         names = ContainerNames(None, None, None, Path("/nonexistent"))
         users = UserNames(USERS.__getitem__)
-        until(lambda: [users.name(uid) for uid in USERS] == [*USERS.values()], "the names")
+        wait_until(lambda: [users.name(uid) for uid in USERS] == [*USERS.values()], "the names")
         self.identities: Mapping[int, ProcessIdentity] = {}
         self.book = OwnerResolver(
             limit,
@@ -228,7 +228,7 @@ def test_job_map_gives_a_process_its_job(tmp_path: Path, *, hidden: bool) -> Non
 def test_job_of_a_mig_instance(tmp_path: Path) -> None:
     """A file of a MIG instance gives its job the processes on that instance only."""
     (tmp_path / "0.0").write_text("100\n")
-    bench, box = ResolverBench(job_map=tmp_path), divided(0, free=[1, 1], held={1: 0, 2: 1})
+    bench, box = ResolverBench(job_map=tmp_path), mig_gpu(0, free=[1, 1], held={1: 0, 2: 1})
     people = {1: identity(), 2: identity()}
     owners = bench.join(people, box)
     assert [owners.by_pid[pid].get("slurm_job", "") for pid in (1, 2)] == ["100", ""]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuwarden.gpu.snapshot import GpuProcess
 from gpuwarden.owners.slurm import MAX_JOBS, GpuJobs, SlurmJob, SlurmJobMaps
-from snapshots import divided, gpu
+from snapshots import gpu, mig_gpu
 
 GPUS = [gpu(index) for index in range(3)]
 
@@ -43,7 +43,7 @@ def test_jobs_of_mig_instances(tmp_path: Path) -> None:
     write(tmp_path / "map/2.0", "30\n")
     write(tmp_path / "gpustat/MIG-0-2", "12 1000\n")
     found = SlurmJobMaps(tmp_path / "map", tmp_path / "gpustat").read_jobs([
-        divided(0, free=[1, 1, 1]), divided(1, free=[1, 1]), gpu(2),
+        mig_gpu(0, free=[1, 1, 1]), mig_gpu(1, free=[1, 1]), gpu(2),
     ])  # fmt: skip
     assert found["GPU-0"] == GpuJobs(
         (SlurmJob("10"), SlurmJob("17"), SlurmJob("12", 1000)),

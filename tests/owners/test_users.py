@@ -7,7 +7,7 @@ import pwd
 import threading
 
 import pytest
-from services import until
+from services import wait_until
 from simulated_box import Clock
 
 from gpuwarden.owners import users
@@ -17,7 +17,7 @@ from gpuwarden.owners.users import KEEP_SECONDS, WAIT_SECONDS, UserNames
 def test_names_of_this_system() -> None:
     """A user is shown by name, and by number if the system does not know the name."""
     names = UserNames()
-    until(lambda: names.name(os.getuid()) == pwd.getpwuid(os.getuid()).pw_name, "the name")
+    wait_until(lambda: names.name(os.getuid()) == pwd.getpwuid(os.getuid()).pw_name, "the name")
     assert names.name(4_000_000_000) == "4000000000"
     assert names.name(2**40) == str(2**40)
 
@@ -37,7 +37,7 @@ def test_a_database_that_hangs_affects_names_only() -> None:
     assert len(asked) == 1
     assert threading.active_count() == before + 1
     answers.set()
-    until(lambda: [names.name(uid) for uid in range(50)] == [f"user{uid}" for uid in range(50)], "names")
+    wait_until(lambda: [names.name(uid) for uid in range(50)] == [f"user{uid}" for uid in range(50)], "names")
 
 
 def test_wait_per_minute_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +64,11 @@ def test_an_old_name_stays_until_the_new_one_is_known() -> None:
     """Names are looked up again after a while; if the database fails then, the old names stay."""
     clock, database = Clock(), {7: "old"}
     names = UserNames(database.__getitem__, clock)
-    until(lambda: names.name(7) == "old", "the name")
+    wait_until(lambda: names.name(7) == "old", "the name")
     database[7] = "new"
     assert names.name(7) == "old"
     clock.sleep(KEEP_SECONDS + 1)
-    until(lambda: names.name(7) == "new", "the new name")
+    wait_until(lambda: names.name(7) == "new", "the new name")
     del database[7]
     clock.sleep(KEEP_SECONDS + 1)
     names.name(7)

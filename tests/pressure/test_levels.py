@@ -26,7 +26,7 @@ from gpuwarden.pressure.levels import (
 )
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Level
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
-from snapshots import GIB, divided, gpu, snapshot
+from snapshots import GIB, gpu, mig_gpu, snapshot
 
 LIMITS = Limits()
 COOL = (False, False)
@@ -249,7 +249,7 @@ def test_level_by_forecast_ends_with_the_leak() -> None:
 
 def test_mig_instances_have_levels_of_their_own() -> None:
     """Each instance has a level from its own runs and processes; the GPU as a whole has none."""
-    host = replace(divided(0, free=(1, 2, 3), held={7: 0, 9: 1}), process_lists=("compute",))
+    host = replace(mig_gpu(0, free=(1, 2, 3), held={7: 0, 9: 1}), process_lists=("compute",))
     there = run(7, "MIG-0-0", in_use=9.7, left=0.3)
     assert PressureWatch(LIMITS).evaluate(JoinedPoll(snapshot(host), [there], 0.0)).levels == {
         ("MIG-0-0", "memory"): "critical",

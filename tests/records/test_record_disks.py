@@ -99,9 +99,9 @@ def test_full_and_read_only_disk(tmp_path: Path) -> None:
     """Each fault is logged once; all records are listed meanwhile, and written once the fault is over."""
     namespace = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     program = [sys.executable, str(Path(__file__).parents[1] / "support/record_disk_cases.py"), str(tmp_path)]
-    played = subprocess.run([*namespace, *program], capture_output=True, text=True, check=False)
-    assert played.returncode == 0, played.stderr
-    assert [json.loads(line) for line in played.stdout.splitlines()] == [
+    completed = subprocess.run([*namespace, *program], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert [json.loads(line) for line in completed.stdout.splitlines()] == [
         ["before", [], 10, 10],
         ["full", [FULL], 150, 10],
         ["full still", [], 150, 10],

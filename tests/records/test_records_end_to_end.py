@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import ROOT, Daemon, Process, Samples, altered, ending, fetch, until
+from services import ROOT, Daemon, Process, Samples, alter_constants, end_processes, fetch, wait_until
 
 from gpuwarden.records.record_json import json_from_record
 from gpuwarden.records.store import RecordStore, StoredRecords, row_from_record
@@ -31,27 +31,27 @@ def uuid(gpu: int) -> str:
 
 
 class Reporter(Process):
-    """tests/support/reporter.py as a run on a GPU."""
+    """tests/support/scripted_reporter.py as a run on a GPU."""
 
     def __init__(self, folder: Path, daemon: Daemon, name: str = "resnet", gpu: int = 0) -> None:
         devices = json.dumps({"GPU:0": uuid(gpu)})
-        command = [sys.executable, str(ROOT / "tests/support/reporter.py"), str(daemon.socket), name, devices]
+        command = [sys.executable, str(ROOT / "tests/support/scripted_reporter.py"), str(daemon.socket), name, devices]
         super().__init__(command, folder / "reporter.log", {"PYTHONPATH": os.pathsep.join(sys.path)})
 
     def report(self, **fields: Any) -> None:
         """Send a report and wait until it is sent."""
         before = self.output().count("done")
-        self.say(json.dumps(fields))
-        until(lambda: self.output().count("done") > before, "a report")
+        self.send_line(json.dumps(fields))
+        wait_until(lambda: self.output().count("done") > before, "a report")
 
     def end(self) -> None:
         """Exit as a script does at its last line."""
-        self.say('{"end": true}')
+        self.send_line('{"end": true}')
         assert self.popen.wait(20) == 0
 
     def run_id(self, daemon: Daemon) -> str:
         """Wait until the daemon lists the run; return its ID."""
-        return str(until(lambda: find_by_pid(runs(daemon)["live"], self.pid), "the run")["run_id"])
+        return str(wait_until(lambda: find_by_pid(runs(daemon)["live"], self.pid), "the run")["run_id"])
 
 
 def find_by_pid(records: list[dict[str, Any]], pid: int) -> dict[str, Any]:
@@ -83,12 +83,14 @@ def start(tmp_path: Path, config: Path, mock: MockNvml, **changed: Any) -> Daemo
     modules = {"WRITE_SECONDS": "recorder"}
     constants = {f"gpuwarden.records.{modules.get(name, 'writer')}:{name}": value for name, value in changed.items()}
     constants |= {f"gpuwarden.runs.outcome:{name}": 0.5 for name in ("SETTLE_SECONDS", "PATIENCE_SECONDS")}
-    return Daemon(tmp_path / "daemon", "--config", str(config), env=mock.env(gpus=2), program=altered(constants))
+    return Daemon(
+        tmp_path / "daemon", "--config", str(config), env=mock.env(gpus=2), program=alter_constants(constants)
+    )
 
 
 def wait_record(daemon: Daemon, pid: int) -> dict[str, Any]:
     """Wait until a run has ended; return its complete record."""
-    listed = until(lambda: find_by_pid(runs(daemon)["past"], pid), "the record of an ended run")
+    listed = wait_until(lambda: find_by_pid(runs(daemon)["past"], pid), "the record of an ended run")
     return get_record(daemon, listed["run_id"])
 
 
@@ -119,13 +121,13 @@ def read_database(folder: Path) -> StoredRecords:
 def test_life_of_a_run(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
     """Values of the mock and reports of the run are in the metrics, the API, the database and the log."""
     daemon = start(tmp_path, config, mock_nvml)
-    with ending(daemon):
+    with end_processes(daemon):
         run = Reporter(tmp_path, daemon)
-        with ending(run):
+        with end_processes(run):
             train(run, mock_nvml)
             run_id = run.run_id(daemon)
             held = {"run_id": run_id, "uuid": uuid(0)}
-            until(
+            wait_until(
                 lambda: (daemon.samples().value("gpuwarden_run_energy_joules_total", **held) or 0) > 2 * WATTS, "energy"
             )
             check_metrics(daemon.samples(), held)
@@ -133,7 +135,7 @@ def test_life_of_a_run(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> Non
             error = {"kind": "device_oom", "exception": "ResourceExhaustedError", "text": "OOM when allocating tensor"}
             run.report(error={**error, "allocations": [allocation]})
             mock_nvml.xid(0, 31)
-            until(lambda: find_by_pid(runs(daemon)["live"], run.pid).get("xids"), "the XID")
+            wait_until(lambda: find_by_pid(runs(daemon)["live"], run.pid).get("xids"), "the XID")
             so_far = json.loads(fetch(f"{daemon.url}/api/v1/runs/{run_id}"))
             assert "outcome" not in so_far
             run.end()
@@ -223,13 +225,13 @@ def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, h
     """A restarted daemon continues the totals of a running run, whatever signal ended the previous one."""
     daemon = start(tmp_path, config, mock_nvml, WRITE_SECONDS=0.5, FLUSH_SECONDS=0.1)
     run = Reporter(tmp_path, daemon)
-    with ending(run):
-        with ending(daemon):
+    with end_processes(run):
+        with end_processes(daemon):
             train(run, mock_nvml)
             run.report(error={"kind": "shape_dtype", "exception": "ValueError", "text": "no"})
-            until(lambda: find_by_pid(runs(daemon)["live"], run.pid).get("energy_joules", 0) > WATTS, "energy")
+            wait_until(lambda: find_by_pid(runs(daemon)["live"], run.pid).get("energy_joules", 0) > WATTS, "energy")
             before = find_by_pid(runs(daemon)["live"], run.pid)
-            until(
+            wait_until(
                 lambda: find_by_pid(runs(daemon)["live"], run.pid)["gpu_seconds"] > before["gpu_seconds"] + 1,
                 "a record",
             )
@@ -238,13 +240,15 @@ def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, h
             so_far = json_from_record(unfinished)
         mock_nvml.set(0, "energy", 10_000)  # the driver was reloaded: its counter is low
         again = start(tmp_path, config, mock_nvml)
-        with ending(again):
+        with end_processes(again):
             run_id = run.run_id(again)
             held = {"run_id": run_id, "uuid": uuid(0)}
-            seen = until(lambda: again.samples().value("gpuwarden_run_gpu_seconds_total", **held), "the run's totals")
+            seen = wait_until(
+                lambda: again.samples().value("gpuwarden_run_gpu_seconds_total", **held), "the run's totals"
+            )
             assert seen >= so_far["gpu_seconds"]
             assert so_far["gpu_seconds"] >= before["gpu_seconds"] - 2
-            until(
+            wait_until(
                 lambda: find_by_pid(runs(again)["live"], run.pid)["gpu_seconds"] > so_far["gpu_seconds"] + 0.3,
                 "more of it",
             )
@@ -268,7 +272,7 @@ def test_messages_before_the_daemon_stops(tmp_path: Path, config: Path, mock_nvm
     config.write_text("poll: {interval: 1m}\n")
     daemon = start(tmp_path, config, mock_nvml)
     run = Reporter(tmp_path, daemon)
-    with ending(daemon, run):
+    with end_processes(daemon, run):
         run.report(phase="train", steps=10)
         assert daemon.kill(signal.SIGTERM) == 0
     ((record,),) = read_database(records_folder(daemon)).unfinished
@@ -286,13 +290,13 @@ def fit(run: Reporter, mock: MockNvml, size: int) -> None:
 def train_and_read_advice(tmp_path: Path, daemon: Daemon, mock: MockNvml, size: int) -> dict[str, Any]:
     """Return the daemon's advice to a run with this batch size, checked in the metrics and the record."""
     run = Reporter(tmp_path, daemon)
-    with ending(run):
+    with end_processes(run):
         mock.processes(0, {run.pid: GIB})
-        until(lambda: daemon.samples().all("gpuwarden_run_device_verified", run_id=run.run_id(daemon)), "its GPU")
+        wait_until(lambda: daemon.samples().all("gpuwarden_run_device_verified", run_id=run.run_id(daemon)), "its GPU")
         fit(run, mock, size)
         run_id = run.run_id(daemon)
-        advice = until(lambda: get_record(daemon, run_id).get("batch_size_advice", {}), "advice")
-        until(
+        advice = wait_until(lambda: get_record(daemon, run_id).get("batch_size_advice", {}), "advice")
+        wait_until(
             lambda: daemon.samples().value("gpuwarden_run_batch_size_advised", run_id=run_id) == advice["advised"],
             "the page",
         )
@@ -306,7 +310,7 @@ def test_batch_size_from_earlier_runs(tmp_path: Path, config: Path, mock_nvml: M
     advices = []
     for size in (64, 128, 256):
         daemon = start(tmp_path, config, mock_nvml)
-        with ending(daemon):
+        with end_processes(daemon):
             advices.append(train_and_read_advice(tmp_path, daemon, mock_nvml, size))
             daemon.kill(signal.SIGTERM)
     assert [(each["confidence"], each["sizes"]) for each in advices] == [("low", 1), ("medium", 2), ("high", 3)]
@@ -319,10 +323,10 @@ def test_end_while_no_daemon_ran(tmp_path: Path, config: Path, mock_nvml: MockNv
     """A run that ends without a daemon has an unknown outcome, reaped or not; so has one of an earlier boot."""
     daemon = start(tmp_path, config, mock_nvml)
     run = Reporter(tmp_path, daemon)
-    with ending(daemon, run):
+    with end_processes(daemon, run):
         train(run, mock_nvml)
         run_id = run.run_id(daemon)
-        until(lambda: daemon.samples().value("gpuwarden_run_steps_total", run_id=run_id) == 10, "its steps")
+        wait_until(lambda: daemon.samples().value("gpuwarden_run_steps_total", run_id=run_id) == 10, "its steps")
         daemon.kill(signal.SIGTERM)
         if waited:
             run.end()
@@ -339,7 +343,7 @@ def check_unobserved_end(tmp_path: Path, config: Path, mock_nvml: MockNvml, daem
     store.write([row_from_record(replace(unfinished, run_id=f"{os.getpid()}-7", pid=os.getpid(), boot_id="another"))])
     store.close()
     again = start(tmp_path, config, mock_nvml)
-    with ending(again):
+    with end_processes(again):
         record = wait_record(again, run.pid)
         assert (record["outcome"], record["evidence"]) == ("unknown", "it ended while the daemon was not running")
         assert "ended_timestamp_seconds" not in record
@@ -357,9 +361,9 @@ def test_folder_that_cannot_be_used(tmp_path: Path, config: Path, mock_nvml: Moc
     folder.parent.mkdir(parents=True)
     folder.write_text("a file in its place")
     daemon = start(tmp_path, config, mock_nvml, RETRY_SECONDS=0.2)
-    with ending(daemon):
+    with end_processes(daemon):
         first = Reporter(tmp_path, daemon)
-        with ending(first):
+        with end_processes(first):
             train(first, mock_nvml)
             first.run_id(daemon)
             first.end()
@@ -367,7 +371,7 @@ def test_folder_that_cannot_be_used(tmp_path: Path, config: Path, mock_nvml: Moc
         assert daemon.output().count("keeping them in memory") == 1
         assert daemon.samples().value("gpuwarden_record_errors_total") == 1
         folder.unlink()
-        until(lambda: "writing run records again" in daemon.output(), "the log")
+        wait_until(lambda: "writing run records again" in daemon.output(), "the log")
         assert wait_record(daemon, first.pid) == record
         assert daemon.samples().value("gpuwarden_record_errors_total") == 1
 
@@ -381,7 +385,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) -
     path.write_text(CONFIG)
     daemon = start(folder, path, mock)
     run = Reporter(folder, daemon, name="мир 模型 <b>\"'&")
-    with ending(daemon, run):
+    with end_processes(daemon, run):
         train(run, mock)
         run.run_id(daemon)
         yield daemon, run
@@ -404,4 +408,4 @@ def test_api(running: tuple[Daemon, Reporter]) -> None:
         found = daemon.samples().all("gpuwarden_http_requests_total", code="404")
         return {str(dict(labels)["path"]) for labels in found}
 
-    until(lambda: counted() == {"/api/v1/runs/", "other"}, "the requests counted")
+    wait_until(lambda: counted() == {"/api/v1/runs/", "other"}, "the requests counted")

@@ -8,11 +8,11 @@ from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.devices import list_processes, resolve, resolve_mps_limits
-from snapshots import GIB, divided, gpu, snapshot
+from snapshots import GIB, gpu, mig_gpu, snapshot
 
 BOX = snapshot(gpu(0), gpu(1, held={7: 1}), gpu(2), gpu(3))
 MIXED = snapshot(gpu(0, name="T4"), gpu(1, held={7: 1}), gpu(2))
-DIVIDED = snapshot(divided(0, free=(1, 2, 3), held={7: 1}), gpu(1))
+DIVIDED = snapshot(mig_gpu(0, free=(1, 2, 3), held={7: 1}), gpu(1))
 ONE = {"GPU:0": None}
 TWO = {"GPU:0": None, "GPU:1": None}
 
@@ -94,7 +94,7 @@ def test_claim_without_a_process_does_not_count() -> None:
     assert verify({7}, *box) == {"GPU-0": True}
     assert verify({6, 7}, *box) == {"GPU-0": True}  # by a child
     assert verify({99}, *box) == {}
-    mig = replace(divided(2, free=(1, 2), held={7: 1}), process_lists=COMPUTE)
+    mig = replace(mig_gpu(2, free=(1, 2), held={7: 1}), process_lists=COMPUTE)
     assert verify({7}, mig) == {"MIG-2-1": True}
 
 

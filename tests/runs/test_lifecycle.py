@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from services import ROOT, Daemon, Process, ending, until
+from services import ROOT, Daemon, Process, end_processes, wait_until
 
 from mock_nvml import MockNvml
 
@@ -44,7 +44,7 @@ class Trainer(Process):
     def trains_on(self) -> None:
         """Wait for further steps."""
         before = self.steps
-        until(lambda: self.steps > before + 5, "the trainer's next steps")
+        wait_until(lambda: self.steps > before + 5, "the trainer's next steps")
 
 
 @pytest.fixture
@@ -59,14 +59,14 @@ def start(tmp_path: Path, mock_nvml: MockNvml) -> Start:
 def trainer(tmp_path: Path) -> Iterator[Trainer]:
     """Start a trainer while no daemon is running."""
     it = Trainer(tmp_path, tmp_path / "daemon/run.sock")
-    with ending(it):
-        until(lambda: it.steps, "the trainer's first steps")
+    with end_processes(it):
+        wait_until(lambda: it.steps, "the trainer's first steps")
         yield it
 
 
 def run_id(daemon: Daemon, pid: int) -> str:
     """Wait for a process's run on the metrics endpoint and return its ID."""
-    found = until(lambda: daemon.samples().all("gpuwarden_run_info", pid=str(pid)), "the run on the page")
+    found = wait_until(lambda: daemon.samples().all("gpuwarden_run_info", pid=str(pid)), "the run on the page")
     (labels,) = found
     return dict(labels)["run_id"]
 
@@ -74,7 +74,7 @@ def run_id(daemon: Daemon, pid: int) -> str:
 def wait_current(daemon: Daemon, trainer: Trainer) -> str:
     """Wait until the metrics endpoint has further steps of the trainer; return its run's ID."""
     made, who = trainer.steps, run_id(daemon, trainer.pid)
-    until(lambda: (daemon.samples().value("gpuwarden_run_steps_total", run_id=who) or 0) > made, "its next steps")
+    wait_until(lambda: (daemon.samples().value("gpuwarden_run_steps_total", run_id=who) or 0) > made, "its next steps")
     return who
 
 
@@ -88,7 +88,7 @@ def test_later_daemons_have_all_totals(trainer: Trainer, start: Start) -> None:
         trainer.trains_on()
         before = trainer.steps
         daemon = start()
-        with ending(daemon):
+        with end_processes(daemon):
             who = wait_current(daemon, trainer)
             samples = daemon.samples()
             assert (samples.value("gpuwarden_run_steps_total", run_id=who) or 0) > before
@@ -102,7 +102,7 @@ def test_later_daemons_have_all_totals(trainer: Trainer, start: Start) -> None:
 def test_stopped_daemon_does_not_block_training(trainer: Trainer, start: Start) -> None:
     """Training continues while the daemon is stopped, even with a full queue; then the metrics are current again."""
     daemon = start()
-    with ending(daemon):
+    with end_processes(daemon):
         before = wait_current(daemon, trainer)
         os.kill(daemon.pid, signal.SIGSTOP)
         try:
@@ -134,10 +134,10 @@ def rejected(daemon: Daemon) -> dict[str, float]:
 def test_another_version_is_counted_and_logged(start: Start) -> None:
     """Messages of another version are counted; one log line says which side to update."""
     daemon = start()
-    with ending(daemon), connect(daemon) as run:
+    with end_processes(daemon), connect(daemon) as run:
         for _ in range(10):
             run.send(FIRST_REPORT.replace(b'"v":1', b'"v":2'))
-        until(lambda: rejected(daemon) == {"unknown_version": 10}, "ten rejected")
+        wait_until(lambda: rejected(daemon) == {"unknown_version": 10}, "ten rejected")
         lines = [line for line in daemon.output().splitlines() if "unknown_version" in line]
         assert len(lines) == 1
         assert "protocol version 1 here, the run has 2: update gpuwarden on the older side" in lines[0]

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from services import ROOT, Daemon, Process, ending, until
+from services import ROOT, Daemon, Process, end_processes, wait_until
 
 from mock_nvml import MockNvml
 from system_parts import require
@@ -53,7 +53,7 @@ def infos(daemon: Daemon, pid: int) -> Any:
 
 def shows(daemon: Daemon, name: str, **labels: str) -> None:
     """Wait until the metrics endpoint has such a sample that is not 0."""
-    until(lambda: daemon.samples().value(name, **labels), f"{name} {labels}")
+    wait_until(lambda: daemon.samples().value(name, **labels), f"{name} {labels}")
 
 
 def test_contained_runs_are_known_by_their_pids_outside(tmp_path: Path, mock_nvml: MockNvml) -> None:
@@ -67,10 +67,10 @@ def test_contained_runs_are_known_by_their_pids_outside(tmp_path: Path, mock_nvm
     for name, unshare in (("pid", PID_NAMESPACE), ("user", USER_NAMESPACE)):
         (tmp_path / name).mkdir()
         runs[name] = contained(tmp_path / name, daemon, *unshare)
-    with ending(daemon, *runs.values()):
+    with end_processes(daemon, *runs.values()):
         for run in runs.values():
-            outer = until(partial(child_pid, run.pid), "the run's process")
-            (labels,) = until(partial(infos, daemon, outer), "the run on the page")
+            outer = wait_until(partial(child_pid, run.pid), "the run's process")
+            (labels,) = wait_until(partial(infos, daemon, outer), "the run on the page")
             shown = dict(labels)
             assert (shown["uid"], shown["run_name"]) == (str(os.getuid()), "contained")
             inner = re.search(r"^NSpid:.*\t(\d+)$", Path(f"/proc/{outer}/status").read_text(), re.MULTILINE)
@@ -86,12 +86,12 @@ def test_daemon_in_a_container_shows_outside_runs(tmp_path: Path, mock_nvml: Moc
     """A run outside the daemon's pid namespace is shown without a process, and ends with its connection."""
     needs_namespace(*PID_NAMESPACE)
     daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=1), program=("-c", SERVE))
-    with ending(daemon):
+    with end_processes(daemon):
         run = Process(
             [sys.executable, str(ROOT / "tests/support/good_run.py"), str(daemon.socket), "outside"], tmp_path / "log"
         )
-        with ending(run):
-            (labels,) = until(lambda: daemon.samples().all("gpuwarden_run_info"), "the run on the page")
+        with end_processes(run):
+            (labels,) = wait_until(lambda: daemon.samples().all("gpuwarden_run_info"), "the run on the page")
             shown = dict(labels)
             assert (shown["pid"], shown["uid"], shown["run_name"]) == ("0", str(os.getuid()), "outside")
             who = shown["run_id"]

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from control_groups import limited
+from control_groups import make_limited_group
 from kernel_log_fifo import Fifo
-from services import ROOT, Daemon, Process, ending, until
+from services import ROOT, Daemon, Process, end_processes, wait_until
 
 from gpuwarden.host import procfs
 from gpuwarden.host.exit_status import read_exit_status
@@ -30,17 +30,17 @@ CONFIG = "poll:\n  interval: 200ms\n  slow_interval: 1s\nkernel_log:\n  path: {l
 
 
 class TestRun(Process):
-    """tests/support/run_that_ends.py, reporting to `daemon` under its own name, started with arguments `words`."""
+    """tests/support/scripted_run.py, reporting to `daemon` under its own name, started with arguments `words`."""
 
     __test__ = False
 
     def __init__(self, daemon: Daemon, name: str, *words: str, env: dict[str, str] | None = None) -> None:
         self.name = name
         self._daemon = daemon
-        command = [sys.executable, str(ROOT / "tests/support/run_that_ends.py"), name, *words]
+        command = [sys.executable, str(ROOT / "tests/support/scripted_run.py"), name, *words]
         log = daemon.log.parent / f"{name.replace(' ', '-')}.log"
         super().__init__(command, log, {"GPUWARDEN_SOCKET": str(daemon.socket), **(env or {})})
-        until(lambda: self.run_id, f"{name} reports")
+        wait_until(lambda: self.run_id, f"{name} reports")
 
     @property
     def run_id(self) -> str:
@@ -64,7 +64,7 @@ class TestRun(Process):
 
     def ended(self) -> tuple[str, str]:
         """Wait for the outcome; return it with the evidence."""
-        outcome = until(self.outcome, f"the outcome of {self.name}")
+        outcome = wait_until(self.outcome, f"the outcome of {self.name}")
         assert outcome is not None
         return outcome, self.evidence()
 
@@ -80,7 +80,7 @@ def start(folder: Path, mock: MockNvml, log: Path, expiry: str = "2m") -> Daemon
 def daemon(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> Iterator[Daemon]:
     """Start a daemon whose kernel log the test writes."""
     daemon = start(tmp_path, mock_nvml, fifo.path)
-    with ending(daemon):
+    with end_processes(daemon):
         yield daemon
 
 
@@ -91,7 +91,7 @@ def signaled(number: int) -> Callable[[TestRun], object]:
 
 def command(word: str) -> Callable[[TestRun], object]:
     """Return a way to make a run end itself."""
-    return lambda run: run.say(word)
+    return lambda run: run.send_line(word)
 
 
 CORE = r"(, with a core dump)?"
@@ -120,9 +120,9 @@ def test_outcome_of_each_way_to_end(daemon: Daemon) -> None:
     assert len(before) == len(OUTCOMES)
     began = time.time()
     bystander = TestRun(daemon, "bystander")
-    with ending(bystander):
+    with end_processes(bystander):
         runs = {way: TestRun(daemon, way) for way in WAYS}
-        with ending(*runs.values()):
+        with end_processes(*runs.values()):
             assert daemon.samples().all("gpuwarden_run_outcome") == {}
             assert daemon.samples().all("gpuwarden_run_ended_timestamp_seconds") == {}
             for way, run in runs.items():
@@ -150,8 +150,8 @@ def test_outcome_of_each_way_to_end(daemon: Daemon) -> None:
 def test_end_of_a_process_not_waited_for(daemon: Daemon) -> None:
     """The exit status of a zombie is read from /proc, by processes with the permission."""
     run = TestRun(daemon, "unreaped")
-    with ending(run):
-        run.say("exit 3")
+    with end_processes(run):
+        run.send_line("exit 3")
         assert run.ended() == ("failed", "failed (exit status 3; last message: exit)")
         assert (Path("/proc") / str(run.pid) / "stat").read_text().split()[2] == "Z"
 
@@ -159,11 +159,11 @@ def test_end_of_a_process_not_waited_for(daemon: Daemon) -> None:
 def test_exec_of_another_program(daemon: Daemon) -> None:
     """After exec the connection is closed and the process lives; its end is that of the new program."""
     run = TestRun(daemon, "exec")
-    with ending(run):
-        run.say("exec")
-        until(lambda: Path(f"/proc/{run.pid}/comm").read_text() == "sh\n", "another program")
+    with end_processes(run):
+        run.send_line("exec")
+        wait_until(lambda: Path(f"/proc/{run.pid}/comm").read_text() == "sh\n", "another program")
         assert run.outcome() is None
-        run.say("go")
+        run.send_line("go")
         run.popen.wait(20)
         assert run.ended() == ("failed", "failed (exit status 5)")
 
@@ -171,12 +171,12 @@ def test_exec_of_another_program(daemon: Daemon) -> None:
 def test_living_process_without_connection_expires(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> None:
     """A run that disconnects and lives on is dropped after the expiry, and counted with an unknown outcome."""
     daemon = start(tmp_path, mock_nvml, fifo.path, expiry="1s")
-    with ending(daemon):
+    with end_processes(daemon):
         run = TestRun(daemon, "exec")
-        with ending(run):
-            run.say("exec")
+        with end_processes(run):
+            run.send_line("exec")
             ended = lambda: daemon.samples().value("gpuwarden_runs_ended_total", outcome="unknown")  # noqa: E731
-            until(ended, "the end of its reports")
+            wait_until(ended, "the end of its reports")
             assert " name=exec reason=disconnected" in daemon.output()
             assert "run ended " not in daemon.output()  # until its process is gone
 
@@ -184,18 +184,18 @@ def test_living_process_without_connection_expires(tmp_path: Path, mock_nvml: Mo
 def test_abort_after_an_illegal_address(daemon: Daemon, mock_nvml: MockNvml) -> None:
     """A run that aborts after an XID 31 of its GPU names it as evidence; an XID of another GPU is not named."""
     uuids = sorted(dict(labels)["uuid"] for labels in daemon.samples().all("gpuwarden_gpu_up"))
-    until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "events are listened to")
+    wait_until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "events are listened to")
     runs = [TestRun(daemon, f"on {uuid[-1]}", env={"RUN_ON": uuid}) for uuid in uuids]
-    with ending(*runs):
+    with end_processes(*runs):
         for index, run in enumerate(runs):
             mock_nvml.processes(index, {run.pid: 1024**3})
-        until(
+        wait_until(
             lambda: len(daemon.samples().all("gpuwarden_run_device_verified")) == len(runs), "both runs on their GPUs"
         )
         mock_nvml.xid(1, 31)
         mock_nvml.xid(1, 45)
         for run in runs:
-            run.say("abort")
+            run.send_line("abort")
             run.popen.wait(20)
         outcomes = [run.ended() for run in runs]
         assert [outcome for outcome, _evidence in outcomes] == ["crashed", "crashed"]
@@ -208,7 +208,7 @@ def test_oom_kill_in_the_kernel_log(daemon: Daemon, fifo: Fifo) -> None:
     """A SIGKILL is out of memory if the kernel log has an OOM kill of that process, not of another."""
     require(is_initial(), "the kernel log has the machine's pids, and those of this pid namespace are others")
     chosen, killed, other = (TestRun(daemon, name) for name in ("chosen", "killed", "other"))
-    with ending(chosen, killed, other):
+    with end_processes(chosen, killed, other):
         fifo.write(f"oom-kill:constraint=CONSTRAINT_NONE,global_oom,task=python,pid={chosen.pid},uid=0")
         fifo.write(f"Out of memory: Killed process {killed.pid} (python) total-vm:1kB")
         for run in (chosen, killed, other):
@@ -221,20 +221,20 @@ def test_oom_kill_in_the_kernel_log(daemon: Daemon, fifo: Fifo) -> None:
 @pytest.mark.parametrize("log", ["/dev/kmsg", "/nowhere"])
 def test_real_oom_kill_in_a_cgroup(tmp_path: Path, mock_nvml: MockNvml, log: str) -> None:
     """A run that exceeds its cgroup's limit is out of memory: by the kernel log, else by the cgroup's counter."""
-    with limited(96 << 20) as group:
+    with make_limited_group(96 << 20) as group:
         daemon = start(tmp_path, mock_nvml, Path(log))
-        with ending(daemon):
+        with end_processes(daemon):
             readable = daemon.samples().value("gpuwarden_access", source="kernel_log")
             run = TestRun(daemon, "grows")
-            with ending(run):
+            with end_processes(run):
                 (group / "cgroup.procs").write_text(str(run.pid))
-                until(
+                wait_until(
                     lambda: (
                         daemon.samples().value("gpuwarden_run_cgroup_memory_limit_bytes", run_id=run.run_id) == 96 << 20
                     ),
                     "its limit is seen",
                 )
-                run.say("hold")
+                run.send_line("allocate")
                 assert run.popen.wait(30) == -signal.SIGKILL
                 outcome, evidence = run.ended()
     assert outcome == "out_of_memory"
@@ -254,7 +254,7 @@ def unreaped(how: str) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.close()
-        until(lambda: _state(process.pid) == "Z", "it has ended")
+        wait_until(lambda: _state(process.pid) == "Z", "it has ended")
         yield process, pidfd, start
         os.close(pidfd)
 

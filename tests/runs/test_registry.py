@@ -18,7 +18,7 @@ from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.outcome import PATIENCE_SECONDS, SETTLE_SECONDS, Ending
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.stall import Stall
-from snapshots import GIB, divided, gpu, snapshot
+from snapshots import GIB, gpu, mig_gpu, snapshot
 
 ALICE = ProcessKey(pid=7, uid=1000, start=1)
 BOB = ProcessKey(pid=8, uid=1001, start=2)
@@ -66,7 +66,7 @@ def test_run_on_a_mig_instance() -> None:
     runs = registry()
     runs.receive(ALICE, replace(HELLO, devices={"GPU:0": None}, visible_devices="MIG-0-1"), 0.0)
     runs.receive(ALICE, replace(report(), memory={"GPU:0": DeviceMemory(GIB // 4, GIB // 2)}), 1.0)
-    box = snapshot(divided(0, free=(9 * GIB, 3 * GIB), held={ALICE.pid: 1}))
+    box = snapshot(mig_gpu(0, free=(9 * GIB, 3 * GIB), held={ALICE.pid: 1}))
     assert runs.add_poll(box, 2.0)[0].headroom == {"MIG-0-1": 3 * GIB}
     (gone,) = runs.add_poll(snapshot(gpu(0)), 2.0)
     assert (gone.memory, gone.headroom, gone.unresolved) == ({}, {}, 1)

@@ -6,7 +6,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-from services import Daemon, Samples, ending, until
+from services import Daemon, Samples, end_processes, wait_until
 
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.protocol.messages import STEP_BUCKETS, Report
@@ -122,7 +122,7 @@ poll: {interval: 200ms, slow_interval: 1h}
 kernel_log: {path: /nowhere}
 runs: {stall_after: 1s, expiry: 3s}
 """
-HANGS = {"sleep": "waiting", "burn": "cpu_busy", "stop": "stopped"}  # reported behavior of the run: the cause
+HANGS = {"sleep": "waiting", "spin": "cpu_busy", "stop": "stopped"}  # reported behavior of the run: the cause
 
 
 def test_real_runs_that_hang(tmp_path: Path, mock_nvml: MockNvml) -> None:
@@ -133,8 +133,8 @@ def test_real_runs_that_hang(tmp_path: Path, mock_nvml: MockNvml) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG)
     daemon = Daemon(tmp_path, "--config", str(config), env=mock_nvml.env(gpus=1))
-    with ending(daemon):
-        runs = {how: TestRun(daemon, how, how) for how in (*HANGS, "rest")}
+    with end_processes(daemon):
+        runs = {how: TestRun(daemon, how, how) for how in (*HANGS, "idle")}
         stopped = runs["stop"]
 
         def shown(name: str, run: TestRun = stopped, **labels: str) -> float | None:
@@ -149,9 +149,9 @@ def test_real_runs_that_hang(tmp_path: Path, mock_nvml: MockNvml) -> None:
             page = daemon.samples()
             return page if page.value("gpuwarden_run_stalled", run_id=stopped.run_id) == 0 else None
 
-        with ending(*runs.values()):
+        with end_processes(*runs.values()):
             for how, expected in HANGS.items():
-                until(lambda how=how, expected=expected: causes(runs[how]) == [expected], f"a stall: {expected}")  # type: ignore[misc]
+                wait_until(lambda how=how, expected=expected: causes(runs[how]) == [expected], f"a stall: {expected}")  # type: ignore[misc]
                 assert (shown("stalled", runs[how]), shown("stalls_total", runs[how])) == (1, 1)
                 (line,) = [
                     line
@@ -159,17 +159,17 @@ def test_real_runs_that_hang(tmp_path: Path, mock_nvml: MockNvml) -> None:
                     if f"run stalled run={runs[how].run_id} name={how} " in line
                 ]
                 assert line.endswith(f" cause={expected}")
-            assert (shown("stalled", runs["rest"]), causes(runs["rest"])) == (0, [])
-            until(lambda: shown("phase", phase="train") is None, "its report is old")
+            assert (shown("stalled", runs["idle"]), causes(runs["idle"])) == (0, [])
+            wait_until(lambda: shown("phase", phase="train") is None, "its report is old")
             assert (shown("stalled"), shown("up")) == (1, 1)
             stopped.popen.send_signal(signal.SIGCONT)
-            stopped.say("step")
-            page = until(resumed_page, "its next step")  # one page: soon it stalls again
+            stopped.send_line("step")
+            page = wait_until(resumed_page, "its next step")  # one page: soon it stalls again
             assert page.value("gpuwarden_run_stalls_total", run_id=stopped.run_id) == 1
             assert not any(page.all("gpuwarden_run_stall_cause", run_id=stopped.run_id).values())
             assert f"run resumed run={stopped.run_id} " in daemon.output()
-            until(lambda: shown("stalled") == 1, "another stall")
+            wait_until(lambda: shown("stalled") == 1, "another stall")
             stopped.kill()
-            until(lambda: shown("up") == 0, "its end")
+            wait_until(lambda: shown("up") == 0, "its end")
             assert shown("stalled") is None
             assert f"stalled run ended run={stopped.run_id} " in daemon.output()

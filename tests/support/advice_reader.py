@@ -44,7 +44,7 @@ class Run:
     def _send(self, message: Message) -> None:
         self.connection.send(encode(message))
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Write the received advice."""
         data = self.connection.recv(MAX_MESSAGE_BYTES + 1)
         if not data:
@@ -65,7 +65,7 @@ def main() -> None:
         ends = [sys.stdin, run.connection] if run.reads else [sys.stdin]
         ready = select.select(ends, [], [])[0]
         if run.connection in ready:
-            run.hear()
+            run.receive()
         if sys.stdin in ready:
             line = sys.stdin.readline()
             if not line:

@@ -35,17 +35,17 @@ VALUES = {
 }
 
 
-def placeholders() -> set[str]:
+def list_placeholders() -> set[str]:
     """Return the names of all that the example leaves to be filled in."""
     return set(_PLACEHOLDER.findall(CONFIGURATION.read_text()))
 
 
-def filled(values: Mapping[str, str] = VALUES) -> str:
+def fill_placeholders(values: Mapping[str, str] = VALUES) -> str:
     """Return the example configuration with these values; settings without a value are unchanged."""
     return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), CONFIGURATION.read_text())
 
 
-class Web:
+class WebhookServer:
     """A server that answers every POST with 200 and keeps it, by path."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Web:
         self._thread.join()
 
 
-class Mail:
+class MailServer:
     """An SMTP server that asks for a password and keeps its letters."""
 
     user, password = "gpuwarden", "secret"
@@ -92,13 +92,15 @@ class Mail:
             self,
             hostname="127.0.0.1",
             port=self.port,
-            authenticator=self._knows,
+            authenticator=self._authenticate,
             auth_require_tls=False,
             auth_exclude_mechanism=["LOGIN"],  # Alertmanager knows it by other words
         )
         self._controller.start()
 
-    def _knows(self, _server: SMTP, _session: Session, _envelope: Envelope, _way: str, data: object) -> AuthResult:
+    def _authenticate(
+        self, _server: SMTP, _session: Session, _envelope: Envelope, _way: str, data: object
+    ) -> AuthResult:
         return AuthResult(success=data == LoginPassword(self.user.encode(), self.password.encode()))
 
     async def handle_DATA(self, _server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802 - its name
@@ -116,9 +118,9 @@ class Mail:
 
 
 @contextlib.contextmanager
-def receivers() -> Iterator[tuple[Web, Mail]]:
+def run_receivers() -> Iterator[tuple[WebhookServer, MailServer]]:
     """Return both servers, and end them."""
-    web, mail = Web(), Mail()
+    web, mail = WebhookServer(), MailServer()
     try:
         yield web, mail
     finally:
@@ -126,7 +128,7 @@ def receivers() -> Iterator[tuple[Web, Mail]]:
         mail.stop()
 
 
-def values_for(web: Web, mail: Mail) -> dict[str, str]:
+def make_values(web: WebhookServer, mail: MailServer) -> dict[str, str]:
     """Return the values that fill in the example to send there."""
     return VALUES | {
         "REPLACE_smtp_host_and_port": f"127.0.0.1:{mail.port}",
@@ -138,28 +140,28 @@ def values_for(web: Web, mail: Mail) -> dict[str, str]:
     }
 
 
-def text_of(letter: EmailMessage) -> str:
+def read_text(letter: EmailMessage) -> str:
     """Return the text of a letter without HTML."""
     body = letter.get_body(("plain",))
     assert body is not None
     return str(body.get_content()).replace("\r\n", "\n")
 
 
-def local(configuration: str, web: Web) -> str:
+def use_local_servers(configuration: str, web: WebhookServer) -> str:
     """Return it with PagerDuty on this machine, and mail without TLS, as the test's server has no certificate."""
     changes = {
         "smtp_require_tls: true": "smtp_require_tls: false",
         "global:\n": f"global:\n  pagerduty_url: {web.url}/pagerduty\n",
     }
-    return _changed(configuration, changes)
+    return _replace_once(configuration, changes)
 
 
-def hasty(configuration: str) -> str:
+def shorten_waits(configuration: str) -> str:
     """Return it with a second for each time that it waits to gather more alerts."""
     return re.sub(r"(group_wait|group_interval): (?!0s)\w+", r"\1: 1s", configuration)
 
 
-def _changed(text: str, changes: Mapping[str, str]) -> str:
+def _replace_once(text: str, changes: Mapping[str, str]) -> str:
     for old, new in changes.items():
         assert text.count(old) == 1, old
         text = text.replace(old, new)

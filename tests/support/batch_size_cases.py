@@ -13,8 +13,17 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from memory_limited_model import Pair, X, Y, alike, dataset, model, pair, raised
-from training_cases import cases_in, serve
+from memory_limited_model import (
+    TwoOptimizerModel,
+    X,
+    Y,
+    dataset,
+    describe_exception,
+    have_same_values,
+    make_two_optimizer_model,
+    model,
+)
+from training_cases import find_cases, run_and_print
 
 from gpuwarden.keras import find_batch_size, keras
 
@@ -23,11 +32,11 @@ def batch(size: int) -> tuple[Any, Any]:
     return X[:size], Y[:size]
 
 
-def used() -> int:
+def read_bytes_in_use() -> int:
     return int(tf.config.experimental.get_memory_info("CPU:0")["current"])
 
 
-def state(of: Any) -> list[Any]:
+def read_state(of: Any) -> list[Any]:
     """Return everything that training changes in a model."""
     return [
         [np.asarray(each).tolist() for each in (*of.variables, *of.optimizer.variables, *of.metrics_variables)],
@@ -50,23 +59,23 @@ def case_found(_: Path) -> Any:
         searched = model()
         if name == "trained":
             searched.fit(dataset(64).take(3), verbose=0)
-        before, held = state(searched), used()
+        before, held = read_state(searched), read_bytes_in_use()
         size = find_batch_size(searched, batch, smallest=1024, largest=2304)  # two do not fit; each takes 10 s
-        after = state(searched)
+        after = read_state(searched)
         outcomes[name] = {
             "size": size,
             "restored": [one == other for one, other in zip(before, after, strict=True)],
-            "held": used() - held,
+            "held": read_bytes_in_use() - held,
         }
         if name == "new":  # the search has no part in what comes after it
             plain = model()
             searched.fit(dataset(1024), epochs=1, verbose=0)
             plain.fit(dataset(1024), epochs=1, verbose=0)
-            outcomes["alike"] = alike(searched, plain)
+            outcomes["equal"] = have_same_values(searched, plain)
     return outcomes
 
 
-def case_cut(_: Path) -> Any:
+def case_short_arrays(_: Path) -> Any:
     """Arrays bound the size by their length."""
     return find_batch_size(model(), (X[:48], Y[:48]), smallest=16, margin=np.float32(0.1))
 
@@ -82,20 +91,20 @@ def case_structures(_: Path) -> Any:
     named.compile("adam", dict.fromkeys(outputs, "mse"))
     weights = np.ones(len(X), "float32")
 
-    def found(made: Any, *data: Any) -> list[int]:
+    def search(made: Any, *data: Any) -> list[int]:
         def cut(size: int) -> Any:
             return keras.tree.map_structure(lambda each: None if each is None else each[:size], data)
 
         return [find_batch_size(made, each, largest=3) for each in (data, cut)]
 
     return {
-        "no_weights": found(model(), X, Y, None),
-        "lists": found(two, [X, X], [Y, Y]),
-        "lists_no_weights": found(two, [X, X], [Y, Y], None),
-        "tuples": found(two, (X, X), (Y, Y)),
-        "weights": found(two, [X, X], [Y, Y], [weights, weights]),
-        "one_weight": found(two, [X, X], [Y, Y], [weights, None]),
-        "dicts": found(named, {"a": X, "b": X}, {"c": Y, "d": Y}),
+        "no_weights": search(model(), X, Y, None),
+        "lists": search(two, [X, X], [Y, Y]),
+        "lists_no_weights": search(two, [X, X], [Y, Y], None),
+        "tuples": search(two, (X, X), (Y, Y)),
+        "weights": search(two, [X, X], [Y, Y], [weights, weights]),
+        "one_weight": search(two, [X, X], [Y, Y], [weights, None]),
+        "dicts": search(named, {"a": X, "b": X}, {"c": Y, "d": Y}),
     }
 
 
@@ -149,7 +158,7 @@ class Noise(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
         return x + keras.random.normal(keras.ops.shape(x))
 
 
-def noisy() -> Any:
+def make_noisy_model() -> Any:
     made = keras.Sequential([keras.layers.Input((3,)), Noise(), keras.layers.Dense(1, kernel_initializer="ones")])
     made.compile("sgd", "mse")
     return made
@@ -160,7 +169,7 @@ def case_seeds(_: Path) -> Any:
 
     def losses(*, search: bool) -> list[float]:
         keras.utils.set_random_seed(5)
-        trained, losses = noisy(), []
+        trained, losses = make_noisy_model(), []
         for _ in range(2):
             if search:
                 find_batch_size(trained, batch, smallest=8, largest=16)
@@ -170,17 +179,19 @@ def case_seeds(_: Path) -> Any:
     return [losses(search=True), losses(search=False)]
 
 
-class TracedPair(Pair):
+class TracedPair(TwoOptimizerModel):
     """Has a step that is a TensorFlow function itself: its traces from a search stay in use."""
 
-    train_step = tf.function(Pair.train_step)
+    train_step = tf.function(TwoOptimizerModel.train_step)
 
 
 def case_two_optimizers(_: Path) -> Any:
     """Search with a second optimizer that is not built, has trained, or trains in a traced step."""
     outcomes = {}
     for name in ("new", "trained", "traced"):
-        searched, plain = (pair(of=TracedPair if name == "traced" else Pair) for _ in range(2))
+        searched, plain = (
+            make_two_optimizer_model(of=TracedPair if name == "traced" else TwoOptimizerModel) for _ in range(2)
+        )
         second = searched.other
         for each in (searched, plain):
             if name == "trained":
@@ -212,22 +223,22 @@ def case_search_fails(_: Path) -> Any:
 
     broken = keras.Sequential([keras.layers.Input((3,)), Fails(), keras.layers.Dense(1)])
     broken.compile("sgd", "mse", run_eagerly=True)
-    before = state(broken)
-    error = raised(lambda: find_batch_size(broken, batch, smallest=8))
-    restored = [one == other for one, other in zip(before, state(broken), strict=True)]
+    before = read_state(broken)
+    error = describe_exception(lambda: find_batch_size(broken, batch, smallest=8))
+    restored = [one == other for one, other in zip(before, read_state(broken), strict=True)]
     own = Unbuildable()
     searched = model(own)
-    no_room = raised(lambda: find_batch_size(searched, batch, smallest=8))
+    no_room = describe_exception(lambda: find_batch_size(searched, batch, smallest=8))
     no_room["restored"] = searched.optimizer is own
     searched = model()
-    whole = state(searched)
-    too_big = raised(lambda: find_batch_size(searched, batch, smallest=8192))
+    whole = read_state(searched)
+    too_big = describe_exception(lambda: find_batch_size(searched, batch, smallest=8192))
     return {
         "error": error,
         "restored": restored,
         "no_room": no_room,
         "too_big": too_big,
-        "restored_too": whole == state(searched),
+        "restored_too": whole == read_state(searched),
     }
 
 
@@ -244,7 +255,7 @@ class Layered(keras.Model):  # type: ignore[misc] # Keras ships no types
 
 def case_search_arguments(_: Path) -> Any:
     def wrong(data: Any = batch, of: Any = None, **settings: Any) -> dict[str, Any]:
-        return raised(lambda: find_batch_size(of or model(), data, **settings))
+        return describe_exception(lambda: find_batch_size(of or model(), data, **settings))
 
     unbuilt = keras.Sequential([keras.layers.Dense(1)])
     unbuilt.compile("sgd", "mse")
@@ -271,4 +282,4 @@ def case_search_arguments(_: Path) -> Any:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # Keras's of shuffle
     gc.freeze()  # what is imported stays: collecting need not look at it
-    serve(cases_in(globals()), lambda path: path.parent)
+    run_and_print(find_cases(globals()), lambda path: path.parent)

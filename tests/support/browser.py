@@ -41,7 +41,7 @@ def _pipe() -> tuple[int, int]:
 
 
 class Browser:
-    """One Chromium; `tab` opens pages in it. Used by one thread."""
+    """One Chromium; `open_tab` opens pages in it. Used by one thread."""
 
     def __init__(self, folder: Path) -> None:
         there, self._out = _pipe()
@@ -58,7 +58,7 @@ class Browser:
         self._number = 0
         self.events: list[dict[str, Any]] = []
 
-    def tab(self, width: int = 1280, height: int = 900) -> Tab:
+    def open_tab(self, width: int = 1280, height: int = 900) -> Tab:
         """Open a page."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -72,7 +72,7 @@ class Browser:
             message["sessionId"] = session
         os.write(self._out, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._next()
+            answer = self._receive()
             if answer.get("id") != self._number:
                 self.events.append(answer)
             elif "error" in answer:
@@ -80,7 +80,7 @@ class Browser:
             else:
                 return dict(answer["result"])
 
-    def _next(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._unread:
             if not select.select([self._in], [], [], PATIENCE_SECONDS)[0]:
                 raise TimeoutError("Chromium does not answer")
@@ -126,7 +126,7 @@ class Tab:
     def open(self, url: str) -> None:
         """Go there, and wait until the document is loaded."""
         self.call("Page.navigate", url=url)
-        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.wait_until("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of an expression of JavaScript, or of its promise. Raises RuntimeError."""
@@ -135,7 +135,7 @@ class Tab:
             raise RuntimeError(json.dumps(answer["exceptionDetails"])[:2000])
         return answer["result"].get("value")
 
-    def until(self, expression: str, limit: float = PATIENCE_SECONDS) -> None:
+    def wait_until(self, expression: str, limit: float = PATIENCE_SECONDS) -> None:
         """Wait until an expression is true."""
         end = time.monotonic() + limit
         while not self.evaluate(f"!!({expression})"):
@@ -160,7 +160,7 @@ class Tab:
             mobile=width < 600,
         )
 
-    def prefer(self, scheme: Literal["light", "dark"], motion: str = "no-preference") -> None:
+    def set_media_preference(self, scheme: Literal["light", "dark"], motion: str = "no-preference") -> None:
         """Set a media preference, such as a dark color scheme."""
         features = [
             {"name": "prefers-color-scheme", "value": scheme},
@@ -174,7 +174,7 @@ class Tab:
             text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
-    def picture(self, path: Path, *, whole: bool = True) -> None:
+    def take_screenshot(self, path: Path, *, whole: bool = True) -> None:
         """Write a PNG of the whole page, or of the window only."""
         data = self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
         path.write_bytes(base64.b64decode(data))

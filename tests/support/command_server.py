@@ -27,7 +27,7 @@ from gpuwarden.cli.parser import COMMANDS
 DRIVER = "libnvidia-ml.so.1"
 
 
-def enter(order: dict[str, Any]) -> None:
+def set_up_process(order: dict[str, Any]) -> None:
     """Give this process the environment, folder and files of the order."""
     os.environ.clear()
     os.environ.update(order["env"])
@@ -56,7 +56,7 @@ def serve() -> str | None:
         else:
             answer = os.fork()
             if answer == 0:
-                enter(order)
+                set_up_process(order)
                 script: str | None = order["script"]
                 sys.argv = [script or "gpuwarden", *order["start"]]
                 return script

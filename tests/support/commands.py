@@ -33,7 +33,7 @@ class CommandServer:
         )
         atexit.register(self._popen.communicate)
 
-    def order(self, **order: Any) -> Any:
+    def request(self, **order: Any) -> Any:
         """Send an order and return its answer."""
         assert self._popen.stdin
         assert self._popen.stdout
@@ -44,7 +44,7 @@ class CommandServer:
 
 
 @functools.cache
-def server() -> CommandServer:
+def get_server() -> CommandServer:
     """Return the server, started at the first call."""
     return CommandServer()
 
@@ -62,7 +62,7 @@ class ForkedProcess:
         script: Path | None = None,
     ) -> None:
         self.returncode: int | None = None
-        self.pid: int = server().order(
+        self.pid: int = get_server().request(
             start=list(arguments),
             script=str(script) if script else None,
             files=[str(each) for each in files],
@@ -73,7 +73,7 @@ class ForkedProcess:
     def poll(self) -> int | None:
         """Return the exit status, None while it runs."""
         if self.returncode is None:
-            self.returncode = server().order(poll=self.pid)
+            self.returncode = get_server().request(poll=self.pid)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:

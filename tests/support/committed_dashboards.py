@@ -31,12 +31,12 @@ panels = check_all(PANELS)
 each_dashboard = check_all(DASHBOARDS)
 
 
-def panels_of(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+def list_panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
     """Return all panels but the headings."""
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
-def without_variables(expression: str, **chosen: str) -> str:
+def substitute_variables(expression: str, **chosen: str) -> str:
     """Write an expression as Grafana sends it when "All" is selected, except for `chosen`."""
     for name, value in {**ALL, **HIDDEN, **chosen}.items():
         expression = re.sub(rf"\${name}\b", value, expression)
@@ -44,9 +44,9 @@ def without_variables(expression: str, **chosen: str) -> str:
     return expression
 
 
-def expressions(panel: dict[str, Any], **chosen: str) -> list[str]:
+def list_expressions(panel: dict[str, Any], **chosen: str) -> list[str]:
     """Return a panel's queries, likewise."""
-    return [without_variables(target["expr"], **chosen) for target in panel["targets"]]
+    return [substitute_variables(target["expr"], **chosen) for target in panel["targets"]]
 
 
 def drop_owner_label(expression: str) -> str:
@@ -54,13 +54,13 @@ def drop_owner_label(expression: str) -> str:
     return re.sub(r'(gpuwarden_gpu_up{[^}]*),owner=~"[^"]*"', r"\1", expression)
 
 
-def titles(panel: dict[str, Any]) -> dict[str, str]:
+def read_column_titles(panel: dict[str, Any]) -> dict[str, str]:
     """Return the titles of a table's columns, by the labels or values that they show."""
     steps = {step["id"]: step["options"] for step in panel["transformations"]}
     return dict(steps["organize"]["renameByName"]) if "organize" in steps else {}
 
 
-def properties(panel: dict[str, Any], name: str) -> dict[str, Any]:
+def read_overrides(panel: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a property by the fields that overrides give it to."""
     return {
         override["matcher"]["options"]: each["value"]

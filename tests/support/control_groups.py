@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from services import until
+from services import wait_until
 
 from system_parts import require
 
 
-def writable() -> list[Path]:
+def find_writable_roots() -> list[Path]:
     """Return the roots for new groups: version 2's, and systemd's of version 1; skip if there is none."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     roots = [Path(m[1]) for m in mounts if m[2] == "cgroup2" or (m[2] == "cgroup" and "name=systemd" in m[3])]
@@ -24,7 +24,7 @@ def writable() -> list[Path]:
 
 
 @contextlib.contextmanager
-def placed(pid: int, root: Path, path: bytes) -> Iterator[None]:
+def move_to_group(pid: int, root: Path, path: bytes) -> Iterator[None]:
     """Put a child of this process into a group; in the end kill it, and remove the group."""
     made = [os.fsencode(root / f"gpuwarden-test-{os.getpid()}-{pid}")]
     for part in path.strip(b"/").split(b"/"):
@@ -37,7 +37,7 @@ def placed(pid: int, root: Path, path: bytes) -> Iterator[None]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        until(lambda: not psutil.pid_exists(pid) or _is_zombie(pid), "the process has left its group")
+        wait_until(lambda: not psutil.pid_exists(pid) or _is_zombie(pid), "the process has left its group")
         for folder in filter(os.path.isdir, reversed(made)):
             os.rmdir(folder)  # noqa: PTH106 - likewise
 
@@ -50,7 +50,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def limited(memory: int) -> Iterator[Path]:
+def make_limited_group(memory: int) -> Iterator[Path]:
     """Make a group with a memory limit in bytes; its processes have to be gone in the end. Skip if that fails."""
     version_1 = Path("/sys/fs/cgroup/memory")
     parent, limit = (version_1, "memory.limit_in_bytes") if version_1.is_dir() else (version_1.parent, "memory.max")
@@ -65,5 +65,5 @@ def limited(memory: int) -> Iterator[Path]:
     if (folder / "memory.swap.max").exists():
         (folder / "memory.swap.max").write_text("0")
     yield folder
-    until(lambda: not (folder / "cgroup.procs").read_text(), "the group is empty")
+    wait_until(lambda: not (folder / "cgroup.procs").read_text(), "the group is empty")
     folder.rmdir()

@@ -10,7 +10,7 @@ import ctypes
 import sys
 
 
-def _must(code: int) -> None:
+def _check(code: int) -> None:
     if code:
         raise SystemExit(f"CUDA answers {code}")
 
@@ -19,14 +19,14 @@ def main(mebibytes: int) -> None:
     """Allocate it, and follow the lines of standard input."""
     cuda = ctypes.CDLL("libcuda.so.1")
     device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
-    _must(cuda.cuInit(0))
-    _must(cuda.cuDeviceGet(ctypes.byref(device), 0))
-    _must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
-    _must(cuda.cuCtxSetCurrent(context))
-    _must(cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(mebibytes << 20)))
+    _check(cuda.cuInit(0))
+    _check(cuda.cuDeviceGet(ctypes.byref(device), 0))
+    _check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    _check(cuda.cuCtxSetCurrent(context))
+    _check(cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(mebibytes << 20)))
     print("held", flush=True)  # noqa: T201 - what the test waits for
     sys.stdin.readline()
-    _must(cuda.cuMemFree_v2(memory))
+    _check(cuda.cuMemFree_v2(memory))
     print("free", flush=True)  # noqa: T201 - likewise
     sys.stdin.readline()
 

@@ -1,4 +1,4 @@
-"""Real out-of-memories and their causes: `python diagnosis_cases.py UUID` plays a case a line of its input.
+"""Real out-of-memories and their causes: `python diagnosis_cases.py UUID` runs a case for each line of its input.
 
 The CPU stands for a GPU of 256 MiB, which the test sets. It prints the type that each raised.
 """
@@ -54,12 +54,12 @@ def case_validation() -> None:
     model().fit(batches(*[500] * 10), validation_data=batches(50_000), verbose=0, callbacks=[callback("validation")])
 
 
-def case_giant() -> None:
-    model().fit(batches(*[500] * 10, 30_000), verbose=0, callbacks=[callback("giant")])
+def case_large_batch() -> None:
+    model().fit(batches(*[500] * 10, 30_000), verbose=0, callbacks=[callback("large_batch")])
 
 
-def case_pieces() -> None:
-    with watch("pieces", devices=DEVICES) as run:
+def case_fragmented() -> None:
+    with watch("fragmented", devices=DEVICES) as run:
         run.step()
         blocks = [tf.zeros((8, MIB)) for _ in range(26)]
         del blocks[::2]
@@ -78,7 +78,7 @@ def case_leak() -> None:
             time.sleep(0.02)  # a real step takes its time
 
 
-def play(name: str) -> dict[str, str]:
+def run_case(name: str) -> dict[str, str]:
     """Run a case; return the exception."""
     raised = ""
     try:
@@ -94,7 +94,7 @@ def main() -> None:
     tf.zeros(1)  # the devices are there
     print(json.dumps({"case": "start"}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(play(line.strip())), flush=True)
+        print(json.dumps(run_case(line.strip())), flush=True)
     os._exit(0)
 
 

@@ -37,7 +37,7 @@ class Machine:
         file.write_text(text)
         return file
 
-    def pci_gpu(self, address: str, driver: str = "nvidia", vendor: str = "0x10de") -> None:
+    def add_pci_gpu(self, address: str, driver: str = "nvidia", vendor: str = "0x10de") -> None:
         """Put a GPU on the PCI bus, bound to a kernel driver if one is named."""
         folder = f"sys/bus/pci/devices/{address}"
         self.write(f"{folder}/vendor", f"{vendor}\n")
@@ -45,13 +45,13 @@ class Machine:
         if driver:
             (self.root / folder / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
 
-    def module(self, version: str, form: str = CLOSED, gpus: int = 1) -> None:
+    def load_module(self, version: str, form: str = CLOSED, gpus: int = 1) -> None:
         """Load the kernel module, which has started that many GPUs."""
         self.write("proc/driver/nvidia/version", form.format(version))
         for number in range(gpus):
             (self.root / f"proc/driver/nvidia/gpus/0000:0{number + 1}:00.0").mkdir(parents=True)
 
-    def nodes(self, gpus: int = 1) -> None:
+    def make_device_nodes(self, gpus: int = 1) -> None:
         """Make the device files, as files that can be opened."""
         for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(gpus))):
             self.write(f"dev/{name}").chmod(0o666)
@@ -72,27 +72,27 @@ class Machine:
             lines.append(f"4,{self._records},{round(time.monotonic() * 1e6)},-;{message}\n")
         self.write("dev/kmsg", "".join(lines))
 
-    def driver_fails(self, fault: str) -> None:
+    def fail_driver(self, fault: str) -> None:
         """Let NVML fail with that error."""
         self.snapshot = replace(self.snapshot, fault=fault, gpus=(), enumerated=None)
 
-    def driver_answers(self, *gpus: Gpu, version: str = "550.90.07") -> None:
+    def set_driver_gpus(self, *gpus: Gpu, version: str = "550.90.07") -> None:
         """Let NVML list these GPUs."""
         driver = DriverVersions(version, "12.4")
         self.snapshot = Snapshot(
             time=time.time(), duration=0.1, fault=None, driver=driver, enumerated=len(gpus), gpus=gpus
         )
 
-    def healthy(self, gpus: int = 1, version: str = "550.90.07") -> None:
+    def make_healthy(self, gpus: int = 1, version: str = "550.90.07") -> None:
         """Lay out a machine on which nothing is wrong."""
         for number in range(gpus):
-            self.pci_gpu(f"0000:0{number + 1}:00.0")
-        self.module(version, gpus=gpus)
-        self.nodes(gpus)
+            self.add_pci_gpu(f"0000:0{number + 1}:00.0")
+        self.load_module(version, gpus=gpus)
+        self.make_device_nodes(gpus)
         self.add_library("libnvidia-ml.so", version)
         self.add_library("libcuda.so", version)
         self.log("usb 1-1: new device")
-        self.driver_answers(*(gpu(number) for number in range(gpus)), version=version)
+        self.set_driver_gpus(*(gpu(number) for number in range(gpus)), version=version)
 
     @property
     def context(self) -> Context:

@@ -42,7 +42,7 @@ class Sample:
         """Return the client's classification of an exception with this message."""
         return error_from_exception(_type(self.type)(self.message), "train", 0)
 
-    def found_problem(self) -> str:
+    def find_problem(self) -> str:
         """Return the name of the first cause by `gpuwarden explain`; empty if it knows none."""
         text = self.message if self.is_log else f"{self.type}: {self.message}"
         explanation = explain_events(read_events(io.BytesIO(text.encode())))
@@ -70,7 +70,7 @@ def _allocation(stated: dict[str, Any]) -> Allocation:
     )
 
 
-def samples() -> Iterator[Sample]:
+def read_samples() -> Iterator[Sample]:
     """Read all samples; an allocation that a message states twice counts once."""
     for path in sorted(SAMPLES.glob("*.yaml")):
         for each in yaml.safe_load(path.read_text()):
@@ -88,7 +88,7 @@ def samples() -> Iterator[Sample]:
             )
 
 
-def facts(sample: Sample) -> Iterator[tuple[str, object, object]]:
+def list_facts(sample: Sample) -> Iterator[tuple[str, object, object]]:
     """Yield each fact as the message states it and as it was parsed."""
     parsed = sample.classify().allocations
     for index in range(max(len(sample.allocations), len(parsed))):

@@ -27,7 +27,7 @@ def uniform_steps(peak: float, base: float = 12.0) -> tuple[MemoryWindow, ...]:
     return tuple(window(10 * each, base, peak) for each in range(1, 5))
 
 
-def case(
+def make_failure(
     shape: str | None,
     mib: float | None,
     *,
@@ -66,8 +66,8 @@ TRAINED: dict[str, Any] = {
     "windows": uniform_steps(39.5),
     "training_peak": round(39.5 * MIB),
 }
-LARGE_BATCH = case("16000,1000", 61, after=(11.9, 203.9), before=(11.7, 193.6), batch_size=16000)
-LEAK = case(
+LARGE_BATCH = make_failure("16000,1000", 61, after=(11.9, 203.9), before=(11.7, 193.6), batch_size=16000)
+LEAK = make_failure(
     "2000,1000",
     7.6,
     after=(214.1, 252.1),
@@ -77,7 +77,7 @@ LEAK = case(
     windows=tuple(window(20 * each, 12 + 50 * each, 50 + 50 * each) for each in range(1, 5)),
     training_peak=250 * MIB,
 )
-JOINED = case(
+JOINED = make_failure(
     "385024,1,32",
     47,
     after=(184.3, 231.3),
@@ -91,11 +91,11 @@ JOINED = case(
     training_peak=186 * MIB,
     leak=Leak(11.5 * MIB, round(79.5 * MIB)),
 )
-PIECES = case("51,262144", 51, after=(104, 216), text=EAGER)
-VALIDATION = case("40000,1000", 152.6, after=(12.2, 206.2), before=(12.2, 39.5), phase="test", **TRAINED)
-GIANT = case("20000,1000", 76.3, after=(7.7, 233.8), before=(8, 39.5), **TRAINED)
-WEIGHTS = case("4200,4200", 67.3, after=(254, 254), before=(0, 0), text=EAGER, error={"stage": "weights"})
-CO_TENANT = case(
+PIECES = make_failure("51,262144", 51, after=(104, 216), text=EAGER)
+VALIDATION = make_failure("40000,1000", 152.6, after=(12.2, 206.2), before=(12.2, 39.5), phase="test", **TRAINED)
+GIANT = make_failure("20000,1000", 76.3, after=(7.7, 233.8), before=(8, 39.5), **TRAINED)
+WEIGHTS = make_failure("4200,4200", 67.3, after=(254, 254), before=(0, 0), text=EAGER, error={"stage": "weights"})
+CO_TENANT = make_failure(
     "2000,1000",
     20,
     after=(12, 39.5),
@@ -103,14 +103,16 @@ CO_TENANT = case(
     grown_co_tenants=(CoTenantMemory(4711, "python process 4711 of bob", 100 * MIB, 200 * MIB, 12.0),),
     **TRAINED,
 )
-PIPELINE = case(None, 381.7, after=(1, 2), text="passed to ParallelMapDatasetV2:21 transformation with iterator: OOM")
+PIPELINE = make_failure(
+    None, 381.7, after=(1, 2), text="passed to ParallelMapDatasetV2:21 transformation with iterator: OOM"
+)
 PIPELINE = replace(PIPELINE, error=replace(PIPELINE.error, kind="host_oom"))
-EXPERTS = case("2048,768", 6, after=(238, 238), before=(0, 0), room=240.0, text=EAGER)
+EXPERTS = make_failure("2048,768", 6, after=(238, 238), before=(0, 0), room=240.0, text=EAGER)
 EXPERTS = replace(EXPERTS, allocation=Allocation(6 * MIB, "2048,768", "float", "Fill", "CPU:0"))
 REPORTED_LEAK = Leak(2.0 * MIB, 200 * MIB)
 
 
-def changed(known: FailureContext, **changes: Any) -> FailureContext:
+def change_context(known: FailureContext, **changes: Any) -> FailureContext:
     """Change facts of a context; those of its error go there."""
     error_changes = {
         name: changes.pop(name) for name in list(changes) if hasattr(known.error, name) and name != "batch_size"
@@ -120,6 +122,6 @@ def changed(known: FailureContext, **changes: Any) -> FailureContext:
 
 LARGE_CO_TENANT = CoTenantMemory(4711, "python process 4711 of bob", 190 * MIB, 190 * MIB, 4000.0)
 FIRST_STEP = replace(
-    case("2048,4096", 32, after=(4, 5), room=34, error={"like_weight": False}), co_tenants=(LARGE_CO_TENANT,)
+    make_failure("2048,4096", 32, after=(4, 5), room=34, error={"like_weight": False}), co_tenants=(LARGE_CO_TENANT,)
 )
 FIRST_STEP = replace(FIRST_STEP, after=DeviceMemory(4 * MIB, 5 * MIB))  # no limit of its own

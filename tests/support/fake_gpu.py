@@ -18,16 +18,16 @@ LINKS = 2
 OPTIONS = ("gpus.pcie_throughput",)
 
 
-class Fails:
+class ErrorAnswer:
     """An answer that is one of NVML's errors."""
 
     def __init__(self, code: int) -> None:
         self.code = code
 
 
-UNSUPPORTED = Fails(pynvml.NVML_ERROR_NOT_SUPPORTED)
-UNKNOWN = Fails(pynvml.NVML_ERROR_UNKNOWN)
-LOST = Fails(pynvml.NVML_ERROR_GPU_IS_LOST)
+UNSUPPORTED = ErrorAnswer(pynvml.NVML_ERROR_NOT_SUPPORTED)
+UNKNOWN = ErrorAnswer(pynvml.NVML_ERROR_UNKNOWN)
+LOST = ErrorAnswer(pynvml.NVML_ERROR_GPU_IS_LOST)
 
 MEMORY = SimpleNamespace(total=80 * GIB, used=30 * GIB, free=49 * GIB, reserved=1 * GIB)
 SRAM = SimpleNamespace(
@@ -99,7 +99,7 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=7, usedGpuMemory=20 * GIB)],
     "nvmlDeviceGetGraphicsRunningProcesses": [],
 }
-FieldChange = float | None | Fails | Callable[[int], Any]  # a function: of the scope; None: not supported
+FieldChange = float | None | ErrorAnswer | Callable[[int], Any]  # a function: of the scope; None: not supported
 # By the field's number.
 FIELDS: dict[int, FieldChange] = {
     fields.ECC_CURRENT: 1,
@@ -147,7 +147,7 @@ class FakeNvml:
             assert handle == HANDLE
             self.asked.append((name, *arguments))
             value = answer(*arguments) if callable(answer) else answer
-            if isinstance(value, Fails):
+            if isinstance(value, ErrorAnswer):
                 raise nvml_error(value.code)
             return value
 
@@ -159,7 +159,7 @@ class FakeNvml:
     def _field(self, number: int, scope: int) -> tuple[int, float | None]:
         answer = self.fields.get(number)
         value = answer(scope) if callable(answer) else answer
-        if isinstance(value, Fails):
+        if isinstance(value, ErrorAnswer):
             return value.code, None
         return (pynvml.NVML_ERROR_NOT_SUPPORTED, None) if value is None else (0, value)
 
@@ -196,7 +196,7 @@ def reading(row: Metric[Any], fields: Mapping[int, FieldChange] | None = None, /
     return read(fields, **changes).readings.get(row)
 
 
-def by(names: Mapping[str, float]) -> dict[Labels, float]:
+def label_readings(names: Mapping[str, float]) -> dict[Labels, float]:
     """Write the reading of a row with one label."""
     return {(name,): value for name, value in names.items()}
 

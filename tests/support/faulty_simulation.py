@@ -73,7 +73,7 @@ class FaultyGpu(Faults):
         """Set the value of a field (see `gpuwarden.nvml.fields`) for a scope, such as a link, until `restore`."""
         self._fields = {**self._fields, (field, scope): value}
 
-    def pin(self, temperature: float | None) -> None:
+    def hold_temperature(self, temperature: float | None) -> None:
         """Hold the temperature, in celsius; a hot GPU has the reasons of that. None ends it."""
         self._pinned = temperature
 
@@ -133,7 +133,7 @@ class FaultySimulation(Simulation):
         """Let the driver list only so many GPUs."""
         self._driver["nvmlDeviceGetCount"] = count
 
-    def idle(self, index: int) -> None:
+    def set_idle(self, index: int) -> None:
         """Let a GPU idle, without the run that the recording has on it."""
         own, (same, *others) = self._recorded[index][0], self._recorded[STAND_IN_GPU]
         self._recorded[index] = {**same, **{name: own[name] for name in IDENTITY}}, *others

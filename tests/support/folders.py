@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 
-def open_to_all(folder: Path) -> None:
+def make_accessible(folder: Path) -> None:
     """Make a test's folder, and the tests' own folders around it, accessible for every user."""
     for each in (folder, *folder.parents):
         if each == Path(tempfile.gettempdir()):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from receiver import Receiver
-from training_cases import cases_in, serve
+from training_cases import find_cases, run_and_print
 
 from gpuwarden import watch, with_oom_retry
 
@@ -27,7 +27,7 @@ X = np.random.default_rng(0).random((EXAMPLES, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)
 
 
-class Trained:
+class RetriedTraining:
     """Training in a case, and the batch sizes that it was called with."""
 
     def __init__(self, folder: Path) -> None:
@@ -45,12 +45,12 @@ class Trained:
 
         return call()
 
-    def summary(self, weights: Any, plain: Any) -> dict[str, Any]:
+    def summarize(self, weights: Any, plain: Any) -> dict[str, Any]:
         """Compare with the weights of a training without retries."""
         last: Any = [each for each in self._daemon.accept().waiting() if type(each).__name__ == "Report"][-1]
         return {
             "sizes": self.sizes,
-            "alike": bool(np.allclose(np.asarray(weights), np.asarray(plain), rtol=1e-4, atol=1e-6)),
+            "equal": bool(np.allclose(np.asarray(weights), np.asarray(plain), rtol=1e-4, atol=1e-6)),
             "retries": last.oom_retries,
         }
 
@@ -58,7 +58,7 @@ class Trained:
 def case_tensorflow(folder: Path) -> Any:
     import tensorflow as tf
 
-    trained = Trained(folder)
+    trained = RetriedTraining(folder)
     hidden, out = tf.Variable(tf.zeros((3, WIDTH))), tf.Variable(tf.zeros((WIDTH, 1)))
     start = tf.random.Generator.from_seed(1).normal((3, WIDTH)).numpy()
 
@@ -78,13 +78,13 @@ def case_tensorflow(folder: Path) -> Any:
     restore()
     weights = trained.train(loop, 8192, restore=restore)
     restore()
-    return trained.summary(weights, loop(trained.sizes[-1]))
+    return trained.summarize(weights, loop(trained.sizes[-1]))
 
 
 def case_torch(folder: Path) -> Any:
     import torch
 
-    trained = Trained(folder)
+    trained = RetriedTraining(folder)
 
     def loop(size: int) -> Any:
         torch.manual_seed(1)
@@ -97,9 +97,9 @@ def case_torch(folder: Path) -> Any:
         return model[0].weight.detach().numpy()
 
     loop(1024)  # now its threads have their stacks
-    with limited_memory(128 << 20):
+    with limit_memory(128 << 20):
         weights = trained.train(loop)
-    return trained.summary(weights, loop(trained.sizes[-1]))
+    return trained.summarize(weights, loop(trained.sizes[-1]))
 
 
 def case_jax(folder: Path) -> Any:
@@ -120,16 +120,16 @@ def case_jax(folder: Path) -> Any:
             weights = compiled(weights, X[:size], Y[:size])
         return np.asarray(weights[0])
 
-    trained = Trained(folder)
+    trained = RetriedTraining(folder)
 
     loop(1024)  # now its threads have their stacks
-    with limited_memory(128 << 20):
+    with limit_memory(128 << 20):
         weights = trained.train(loop)
-    return trained.summary(weights, loop(trained.sizes[-1]))
+    return trained.summarize(weights, loop(trained.sizes[-1]))
 
 
 @contextmanager
-def limited_memory(room: int) -> Iterator[None]:
+def limit_memory(room: int) -> Iterator[None]:
     """Let this process allocate `room` bytes more than it has now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -140,5 +140,5 @@ def limited_memory(room: int) -> Iterator[None]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    cases: dict[str, Callable[[Path], Any]] = cases_in(globals())
-    serve({name: cases[name] for name in sys.argv[2:]}, lambda path: path.parent)
+    cases: dict[str, Callable[[Path], Any]] = find_cases(globals())
+    run_and_print({name: cases[name] for name in sys.argv[2:]}, lambda path: path.parent)

@@ -1,7 +1,7 @@
 """Hosts whose captures and pages are in tests/goldens, and how they are made: see docs/engineering/capture.md.
 
 Run as a script, on the mock library, it records one box through the real binding and polls it as the daemon does:
-`python golden_boxes.py NAME FOLDER` writes FOLDER/NAME.json, FOLDER/NAME.prom and what `survival` has found.
+`python golden_boxes.py NAME FOLDER` writes FOLDER/NAME.json, FOLDER/NAME.prom and what `compare_replay` has found.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gpuwarden.runs.run_snapshot import JoinedPoll
 from gpuwarden.state import State
 from gpuwarden.web.api.state_document import StateInputs, render_state
 from mock_nvml import MockNvml
-from snapshots import detected
+from snapshots import detect
 
 FOLDER = Path(__file__).parents[1] / "goldens"
 INTERVAL = 10.0  # seconds between frames, and between polls
@@ -136,7 +136,7 @@ RECORDED = {
 
 
 @dataclass
-class _Time:
+class _RuleClock:
     """A clock that a recording or a poller moves, and the rules of the mock library with it."""
 
     begin_frame: Callable[[int], None] = lambda _frame: None
@@ -151,7 +151,9 @@ class _Time:
             self.begin_frame(self.frame)
 
 
-def page(nvml: Nvml, time: _Time, frames: int, tables: Callable[[State], Iterator[Any]] = read_tables) -> bytes:
+def render_page(
+    nvml: Nvml, time: _RuleClock, frames: int, tables: Callable[[State], Iterator[Any]] = read_tables
+) -> bytes:
     """Poll once a frame, and write the last poll's page in text format, as the daemon does; `nvml` follows `time`."""
 
     async def polls() -> bytes:
@@ -192,11 +194,11 @@ def dcgm() -> Callable[[State], Iterator[Any]]:
     return tables
 
 
-def replayed(capture: Path, tables: Callable[[State], Iterator[Any]] = read_tables) -> bytes:
+def render_replay(capture: Path, tables: Callable[[State], Iterator[Any]] = read_tables) -> bytes:
     """Write the page of a capture's last frame, after a poll of each."""
     loaded = load_capture(capture)
-    time = _Time()
-    return page(CapturedNvml(loaded, time.clock).nvml, time, len(loaded.frames), tables)
+    time = _RuleClock()
+    return render_page(CapturedNvml(loaded, time.clock).nvml, time, len(loaded.frames), tables)
 
 
 def state_document(capture: Path) -> bytes:
@@ -207,8 +209,8 @@ def state_document(capture: Path) -> bytes:
         states.append(state)
         return read_tables(state)
 
-    replayed(capture, tables)
-    state = detected(states[-1])
+    render_replay(capture, tables)
+    state = detect(states[-1])
     seen = StateInputs(state, HistorySeries(), EventLog(), str, Path("/run/gpuwarden/run.sock"), EPOCH, 15.0)
     seen.events.add_poll(state)
     document = json.loads(render_state(seen))
@@ -216,7 +218,7 @@ def state_document(capture: Path) -> bytes:
     return f"{json.dumps(document, indent=1)}\n".encode()
 
 
-def survival(nvml: Nvml, capture: Path) -> tuple[set[str], list[str]]:
+def compare_replay(nvml: Nvml, capture: Path) -> tuple[set[str], list[str]]:
     """Ask the driver, in the state of the first frame, and the replay every question that was recorded.
 
     Returns the functions asked, and the questions that got different answers.
@@ -289,15 +291,15 @@ def _make(golden: Golden, folder: Path) -> None:
 
     nvml, capture = binding(), folder / f"{golden.name}.json"
     begin_frame(0)
-    time = _Time(begin_frame)
+    time = _RuleClock(begin_frame)
     frames = len(golden.frames)
     save_capture(
         record(nvml, frames, INTERVAL, plan=PLAN, host_memory=lambda: HOST, sleep=time.sleep, clock=time.clock), capture
     )
     begin_frame(0)
-    (folder / f"{golden.name}.prom").write_bytes(page(nvml, _Time(begin_frame), frames))
+    (folder / f"{golden.name}.prom").write_bytes(render_page(nvml, _RuleClock(begin_frame), frames))
     begin_frame(0)
-    asked, differing = survival(nvml, capture)
+    asked, differing = compare_replay(nvml, capture)
     (folder / f"{golden.name}.survival").write_text(json.dumps([sorted(asked), differing]))
 
 

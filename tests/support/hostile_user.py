@@ -68,7 +68,7 @@ def flood(name: str, _each: int) -> None:
                     connection.send(message)
 
 
-def knock(name: str, _each: int) -> None:
+def reconnect(name: str, _each: int) -> None:
     """Connect and hang up as fast as it goes."""
     while not _is_over():
         for _ in range(100):
@@ -82,18 +82,18 @@ def _is_over() -> bool:
     return bool(over.poll(0))
 
 
-WAYS: dict[str, Callable[[str, int], object]] = {
+ATTACKS: dict[str, Callable[[str, int], object]] = {
     "hold": hold,
     "report": report,
     "start": start,
     "flood": flood,
-    "knock": knock,
+    "reconnect": reconnect,
 }
 
 
 def main() -> None:
     """Fork processes that all do the same."""
-    path, what, processes, each = Path(sys.argv[1]), WAYS[sys.argv[2]], int(sys.argv[3]), int(sys.argv[4])
+    path, what, processes, each = Path(sys.argv[1]), ATTACKS[sys.argv[2]], int(sys.argv[3]), int(sys.argv[4])
     os.chdir(path.parent)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -105,7 +105,7 @@ def main() -> None:
     for _ in range(processes):
         if os.fork() == 0:
             os.close(done)
-            if what in (flood, knock):
+            if what in (flood, reconnect):
                 os.write(is_done, b".")
             held = what(path.name, each)
             os.write(is_done, b".")

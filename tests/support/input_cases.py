@@ -57,7 +57,7 @@ class SlowCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras ship
         time.sleep(SLOW)
 
 
-class Reading(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class LossReader(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """A user's callback that reads each step's loss, for which Keras waits; on JAX it otherwise does not."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: D102 - Keras's hook
@@ -82,13 +82,13 @@ def ready_arrays() -> dict[str, Any]:
     return {"x": np.tile(X, (STEPS, 1)), "y": np.tile(Y, (STEPS, 1)), "batch_size": len(X)}
 
 
-def generator() -> Iterator[tuple[Any, Any]]:
+def endless_generator() -> Iterator[tuple[Any, Any]]:
     while True:
         time.sleep(SLOW)
         yield X, Y
 
 
-def some() -> Iterator[tuple[Any, Any]]:
+def finite_generator() -> Iterator[tuple[Any, Any]]:
     for _ in range(STEPS):
         time.sleep(SLOW)
         yield X, Y
@@ -97,19 +97,21 @@ def some() -> Iterator[tuple[Any, Any]]:
 def dataset() -> Any:
     import tensorflow as tf  # noqa: PLC0415 - the other backends do without
 
-    return tf.data.Dataset.from_generator(some, output_signature=(tf.TensorSpec(X.shape), tf.TensorSpec(Y.shape)))
+    return tf.data.Dataset.from_generator(
+        finite_generator, output_signature=(tf.TensorSpec(X.shape), tf.TensorSpec(Y.shape))
+    )
 
 
 def case_slow(fit: Callable[..., Any]) -> None:
-    fit(model(), Reading(), x=Batches(SLOW))
+    fit(model(), LossReader(), x=Batches(SLOW))
 
 
 def case_slow_generator(fit: Callable[..., Any]) -> None:
-    fit(model(), Reading(), x=generator(), steps_per_epoch=STEPS)
+    fit(model(), LossReader(), x=endless_generator(), steps_per_epoch=STEPS)
 
 
 def case_slow_unknown_length(fit: Callable[..., Any]) -> None:
-    fit(model(), Reading(), x=some())
+    fit(model(), LossReader(), x=finite_generator())
 
 
 def case_fast(fit: Callable[..., Any]) -> None:
@@ -124,7 +126,7 @@ def case_several_steps_an_execution(fit: Callable[..., Any]) -> None:
     fit(model(steps_per_execution=4), x=Batches(SLOW))
 
 
-def case_let_go(fit: Callable[..., Any]) -> Any:
+def case_data_is_released(fit: Callable[..., Any]) -> Any:
     batches, trained = Batches(0), model()
     died = weakref.ref(batches)
     with suppress(ZeroDivisionError):
@@ -160,7 +162,7 @@ def case_without_autotuning(fit: Callable[..., Any]) -> None:
 
 SLOW_OR_NOT = (case_slow, case_slow_generator, case_slow_unknown_length, case_fast, case_slow_validation)
 CASES = {
-    # Not case_let_go: its own pipeline keeps the user's data alive, with us or without.
+    # Not case_data_is_released: its own pipeline keeps the user's data alive, with us or without.
     "tensorflow": (
         *SLOW_OR_NOT,
         case_several_steps_an_execution,
@@ -169,12 +171,12 @@ CASES = {
         case_mirrored,
         case_without_autotuning,
     ),
-    "jax": (*SLOW_OR_NOT, case_several_steps_an_execution, case_let_go),
+    "jax": (*SLOW_OR_NOT, case_several_steps_an_execution, case_data_is_released),
     "torch": (case_slow, case_fast),
 }
 
 
-def saw(case: Callable[[Callable[..., Any]], Any], folder: Path) -> dict[str, Any]:
+def run_case(case: Callable[[Callable[..., Any]], Any], folder: Path) -> dict[str, Any]:
     """Run one case; return the input fields of its reports, and what it returned or raised."""
     daemon = Receiver(folder / f"{case.__name__}.sock")
 
@@ -193,5 +195,5 @@ def saw(case: Callable[[Callable[..., Any]], Any], folder: Path) -> dict[str, An
 
 
 if __name__ == "__main__":
-    played = {case.__name__[5:]: saw(case, Path(sys.argv[1])) for case in CASES[keras.backend.backend()]}
-    print(json.dumps(played))  # noqa: T201 - the result
+    results = {case.__name__[5:]: run_case(case, Path(sys.argv[1])) for case in CASES[keras.backend.backend()]}
+    print(json.dumps(results))  # noqa: T201 - the result

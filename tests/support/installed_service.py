@@ -18,7 +18,7 @@ DROP_INS = Path("/etc/systemd/system/gpuwarden.service.d")
 URL = "http://127.0.0.1:9846"
 
 
-def command(
+def run_process(
     *words: str | Path, check: bool = True, user: str | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command until it ends; by default a failure fails the test and shows the output."""
@@ -29,34 +29,34 @@ def command(
     return done
 
 
-def shown(name: str) -> str:
+def read_property(name: str) -> str:
     """Return the current value of a property of the service."""
-    return command("systemctl", "show", "--value", "--property", name, "gpuwarden").stdout.strip()
+    return run_process("systemctl", "show", "--value", "--property", name, "gpuwarden").stdout.strip()
 
 
 def is_active() -> bool:
     """Return whether the service has reported that it is ready."""
-    return shown("ActiveState") == "active"
+    return read_property("ActiveState") == "active"
 
 
 def main_pid() -> int:
     """Return the daemon's pid; 0 between two daemons."""
-    return int(shown("MainPID"))
+    return int(read_property("MainPID"))
 
 
-def journal(*options: str) -> str:
+def read_journal(*options: str) -> str:
     """Return the log lines of the service, and systemd's lines about it."""
-    return command("journalctl", "--unit", "gpuwarden", "--output", "cat", "--no-pager", *options).stdout
+    return run_process("journalctl", "--unit", "gpuwarden", "--output", "cat", "--no-pager", *options).stdout
 
 
-def drop_in(name: str, text: str) -> None:
+def add_drop_in(name: str, text: str) -> None:
     """Add a drop-in for the service, as an operator does."""
     DROP_INS.mkdir(exist_ok=True)
     (DROP_INS / f"{name}.conf").write_text(text)
-    command("systemctl", "daemon-reload")
+    run_process("systemctl", "daemon-reload")
 
 
-def samples(name: str) -> dict[tuple[tuple[str, str], ...], float]:
+def read_samples(name: str) -> dict[tuple[tuple[str, str], ...], float]:
     """Return the samples of a metric by their sorted labels; empty while the daemon does not respond."""
     return {
         tuple(sorted(sample.labels.items())): sample.value
@@ -66,9 +66,9 @@ def samples(name: str) -> dict[tuple[tuple[str, str], ...], float]:
     }
 
 
-def gpus_up() -> list[float]:
+def read_gpus_up() -> list[float]:
     """Return gpuwarden_gpu_up of each GPU."""
-    return list(samples("gpuwarden_gpu_up").values())
+    return list(read_samples("gpuwarden_gpu_up").values())
 
 
 def load_mock_driver(built: Path) -> MockNvml:
@@ -83,5 +83,5 @@ def load_mock_driver(built: Path) -> MockNvml:
     mock = MockNvml(library, directory)
     settings = mock.env(gpus=2)
     del settings["MOCK_NVML_COUNTERS"]  # a file that the service may not write
-    drop_in("mock", "[Service]\n" + "".join(f"Environment={name}={value}\n" for name, value in settings.items()))
+    add_drop_in("mock", "[Service]\n" + "".join(f"Environment={name}={value}\n" for name, value in settings.items()))
     return mock

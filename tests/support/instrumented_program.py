@@ -49,7 +49,7 @@ class ProgramRun:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedProgram:
     """A program that has ended."""
 
     status: int
@@ -60,12 +60,16 @@ class Ended:
     folder: Path
 
 
-def run_instrumented(folder: Path, *arguments: str | Path, path: Sequence[Path] = (SOURCE,), **env: str) -> Ended:
+def run_instrumented(
+    folder: Path, *arguments: str | Path, path: Sequence[Path] = (SOURCE,), **env: str
+) -> EndedProgram:
     """Run `python ARGUMENTS` in a folder of the test, as `gpuwarden run` starts it, and wait for its end."""
-    return run_any(folder, sys.executable, *arguments, path=path, **env)
+    return run_instrumented_command(folder, sys.executable, *arguments, path=path, **env)
 
 
-def run_any(folder: Path, *command: str | Path, path: Sequence[Path] = (SOURCE,), **env: str) -> Ended:
+def run_instrumented_command(
+    folder: Path, *command: str | Path, path: Sequence[Path] = (SOURCE,), **env: str
+) -> EndedProgram:
     """Run a command that need not be Python; `path` follows the boot folder in PYTHONPATH."""
 
     def start(variables: dict[str, str]) -> tuple[int, str, str]:
@@ -106,7 +110,7 @@ class ProgramServer:
     def __exit__(self, *_: object) -> None:
         self._popen.communicate()
 
-    def run(self, folder: Path, *lines: str, **env: str) -> Ended:
+    def run(self, folder: Path, *lines: str, **env: str) -> EndedProgram:
         """Run a program of these lines in a folder of the test, and wait for its end."""
         program = folder / "train.py"
         program.write_text("\n".join(lines), encoding="utf-8")
@@ -133,7 +137,7 @@ def _environment(path: Sequence[Path]) -> dict[str, str]:
     }
 
 
-def _receive_from(folder: Path, start: Callable[[dict[str, str]], tuple[int, str, str]]) -> Ended:
+def _receive_from(folder: Path, start: Callable[[dict[str, str]], tuple[int, str, str]]) -> EndedProgram:
     """Receive what a program reports that `start` runs to its end: it gets variables, and returns status and output."""
     private = folder / "private"
     private.mkdir(mode=0o700)
@@ -143,7 +147,7 @@ def _receive_from(folder: Path, start: Callable[[dict[str, str]], tuple[int, str
         runs = _accept_all(daemon)
     finally:
         daemon.close()
-    return Ended(status, output, errors, runs, list(read_notes(private)), private)
+    return EndedProgram(status, output, errors, runs, list(read_notes(private)), private)
 
 
 def _accept_all(daemon: Receiver) -> list[ProgramRun]:

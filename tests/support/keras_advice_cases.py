@@ -23,7 +23,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import numpy as np
 from receiver import Receiver
-from training_cases import cases_in, serve
+from training_cases import find_cases, run_and_print
 
 from gpuwarden.client import advice_state
 from gpuwarden.keras import GpuWarden, keras
@@ -58,11 +58,11 @@ class Daemon(Receiver):
         """Make a callback that reports here, in each step."""
         return GpuWarden(socket=self.path, **{"interval": 0, **settings})
 
-    def says(self, at: dict[int, Any]) -> Any:
+    def make_adviser(self, at: dict[int, Any]) -> Any:
         """Make a callback, to be listed before the other, that has the run result this before these steps."""
         daemon = self
 
-        class Says(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+        class Adviser(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
             peer: Any = None
             step = 0
 
@@ -76,7 +76,7 @@ class Daemon(Receiver):
                         self.peer.advise(each)
                 self.step += 1
 
-        return Says()
+        return Adviser()
 
     def reports(self) -> list[dict[str, Any]]:
         """Return the reports that the run has made."""
@@ -84,7 +84,7 @@ class Daemon(Receiver):
         return [asdict(each) for each in waiting if isinstance(each, Report)]
 
 
-class Steps(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class StepRecorder(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Counts the steps of a fit; to be listed before the others, notes the weights before one of them."""
 
     def __init__(self, before: int | None = None) -> None:
@@ -103,19 +103,19 @@ class Steps(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
         self.ended = True
 
 
-def report_soon(callback: GpuWarden) -> Any:
+def listen_in_each_step(callback: GpuWarden) -> Any:
     """Make a callback, to be listed before the other, that has it listen in each step."""
 
-    class Hastens(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    class ListenInEachStep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
             if callback._run is not None:
                 callback._run.listen_due = 0.0
 
-    return Hastens()
+    return ListenInEachStep()
 
 
 @contextmanager
-def without_rest() -> Iterator[None]:
+def without_action_interval() -> Iterator[None]:
     """Let actions follow each other at once: the episodes of a case are milliseconds apart."""
     kept = advice_state.MIN_ACTION_INTERVAL_SECONDS, advice_state.MAX_ACTION_RATIO
     advice_state.MIN_ACTION_INTERVAL_SECONDS, advice_state.MAX_ACTION_RATIO = 0.0, math.inf
@@ -127,8 +127,8 @@ def without_rest() -> Iterator[None]:
 
 def train(daemon: Daemon, at: dict[int, Any], *more: Any, note: int | None = None, **wish: Any) -> dict[str, Any]:
     """Fit an epoch in which the daemon sends this advice; return the results."""
-    callback, steps, trained = daemon.callback(**wish), Steps(note), model()
-    history = fit(trained, steps, daemon.says(at), report_soon(callback), callback, *more).history
+    callback, steps, trained = daemon.callback(**wish), StepRecorder(note), model()
+    history = fit(trained, steps, daemon.make_adviser(at), listen_in_each_step(callback), callback, *more).history
     last = daemon.reports()[-1]
     return {
         "steps": steps.begun,
@@ -175,7 +175,7 @@ def case_checkpoint_by_default(daemon: Daemon) -> Any:
     folder.mkdir()
     os.chdir(folder)
     at = {5: pressure("critical"), 7: pressure("none"), 9: pressure("critical")}
-    with without_rest():
+    with without_action_interval():
         result = train(daemon, at, on_pressure="checkpoint")
     return result | {"files": [each.name for each in folder.iterdir()]}
 
@@ -209,15 +209,15 @@ def case_half_a_checkpoint(daemon: Daemon) -> Any:
         daemon.callback(on_pressure="checkpoint", checkpoint_path=path),
     )
     trained.compile("sgd", "mse")
-    steps = Steps()
-    fit(trained, steps, daemon.says({5: pressure("critical")}), report_soon(callback), callback)
+    steps = StepRecorder()
+    fit(trained, steps, daemon.make_adviser({5: pressure("critical")}), listen_in_each_step(callback), callback)
     return {"steps": steps.begun, "kept": path.read_text(), "left": [x.name for x in path.parent.glob(f"*{path.name}")]}
 
 
 def case_stop(daemon: Daemon) -> Any:
     result = train(daemon, {7: pressure("critical")}, on_pressure="stop")
     # The episode continues, and is answered: it does not stop a second fit, with any callback.
-    callback, steps = daemon.callback(on_pressure="stop"), Steps()
+    callback, steps = daemon.callback(on_pressure="stop"), StepRecorder()
     fit(model(), steps, callback)
     return result | {"again": steps.begun}
 
@@ -230,15 +230,15 @@ def case_level_not_reached(daemon: Daemon) -> Any:
     return train(daemon, {7: pressure("warning")}, on_pressure="stop")
 
 
-def case_over_before_it_is_heard(daemon: Daemon) -> Any:
+def case_over_before_it_is_received(daemon: Daemon) -> Any:
     return train(daemon, {7: [pressure("critical"), pressure("none")]}, on_pressure="stop")
 
 
-def case_milder_before_it_is_heard(daemon: Daemon) -> Any:
+def case_milder_before_it_is_received(daemon: Daemon) -> Any:
     return train(daemon, {7: [pressure("critical"), pressure("warning")]}, on_pressure="stop")
 
 
-def called(calls: list[Any]) -> Callable[[Advice | None, Any], None]:
+def record_calls(calls: list[Any]) -> Callable[[Advice | None, Any], None]:
     def call(advice: Advice | None, trained: Any) -> None:
         calls.append(
             {
@@ -255,8 +255,8 @@ def case_function(daemon: Daemon) -> Any:
     calls: list[Any] = []
     at = {5: pressure("critical"), 6: [pressure("warning"), pressure("critical")], 8: pressure("none"), 9: b"garbage"}
     at |= {11: pressure("critical"), 13: pressure("critical", "xid")}
-    with without_rest():
-        result = train(daemon, at, note=5, on_pressure=called(calls))
+    with without_action_interval():
+        result = train(daemon, at, note=5, on_pressure=record_calls(calls))
     return result | {"calls": calls}
 
 
@@ -271,9 +271,9 @@ def case_function_that_exits(daemon: Daemon) -> Any:
     def leave(_advice: Any, _model: Any) -> None:
         raise SystemExit(3)
 
-    callback, steps = daemon.callback(on_pressure=leave), Steps()
+    callback, steps = daemon.callback(on_pressure=leave), StepRecorder()
     try:
-        fit(model(), steps, daemon.says({5: pressure("critical")}), report_soon(callback), callback)
+        fit(model(), steps, daemon.make_adviser({5: pressure("critical")}), listen_in_each_step(callback), callback)
     except SystemExit as error:
         last = daemon.reports()[-1]
         return {"code": error.code, "steps": steps.begun, "phase": last["phase"], "stepping": last["stepping"]}
@@ -288,9 +288,15 @@ def case_interrupted(daemon: Daemon) -> Any:
                 raise KeyboardInterrupt
 
     calls: list[Any] = []
-    callback, steps = daemon.callback(on_pressure=called(calls)), Steps()
+    callback, steps = daemon.callback(on_pressure=record_calls(calls)), StepRecorder()
     try:
-        fit(model(), daemon.says({5: pressure("critical")}), report_soon(callback), Interrupts(), callback)
+        fit(
+            model(),
+            daemon.make_adviser({5: pressure("critical")}),
+            listen_in_each_step(callback),
+            Interrupts(),
+            callback,
+        )
     except KeyboardInterrupt:
         before = len(calls)
     fit(model(), steps, callback)
@@ -300,19 +306,19 @@ def case_interrupted(daemon: Daemon) -> Any:
 def case_several_fits(daemon: Daemon) -> Any:
     """Fit three times in one episode, each time with a new function."""
     calls: list[Any] = []
-    says = daemon.says({5: pressure("critical")})
+    says = daemon.make_adviser({5: pressure("critical")})
     for _ in range(3):
-        callback = daemon.callback(on_pressure=called(calls))
-        fit(model(), says, report_soon(callback), callback)
+        callback = daemon.callback(on_pressure=record_calls(calls))
+        fit(model(), says, listen_in_each_step(callback), callback)
     return len(calls)
 
 
 def case_in_validation(daemon: Daemon) -> Any:
     """Advise in validation."""
     calls: list[Any] = []
-    callback, steps = daemon.callback(on_pressure=called(calls)), Steps()
+    callback, steps = daemon.callback(on_pressure=record_calls(calls)), StepRecorder()
     seen: list[int] = []
-    says = daemon.says({})
+    says = daemon.make_adviser({})
 
     class Validates(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
         def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
@@ -323,7 +329,7 @@ def case_in_validation(daemon: Daemon) -> Any:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
             seen.append(len(calls))
 
-    fit(model(), says, Validates(), report_soon(callback), callback, steps, epochs=2, validation_data=(X, Y))
+    fit(model(), says, Validates(), listen_in_each_step(callback), callback, steps, epochs=2, validation_data=(X, Y))
     return {"seen": seen, "steps": steps.begun}
 
 
@@ -331,7 +337,7 @@ def case_in_a_job(daemon: Daemon) -> Any:
     os.environ |= {"RANK": "0", "WORLD_SIZE": "2"}
     calls: list[Any] = []
     try:
-        return train(daemon, {5: pressure("critical")}, on_pressure=called(calls)) | {"calls": calls}
+        return train(daemon, {5: pressure("critical")}, on_pressure=record_calls(calls)) | {"calls": calls}
     finally:
         del os.environ["RANK"], os.environ["WORLD_SIZE"]
 
@@ -349,8 +355,8 @@ def case_mirrored(daemon: Daemon) -> Any:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         trained = model()
-    callback, steps = daemon.callback(on_pressure="checkpoint", checkpoint_path=path), Steps(5)
-    fit(trained, steps, daemon.says({5: pressure("critical")}), report_soon(callback), callback)
+    callback, steps = daemon.callback(on_pressure="checkpoint", checkpoint_path=path), StepRecorder(5)
+    fit(trained, steps, daemon.make_adviser({5: pressure("critical")}), listen_in_each_step(callback), callback)
     saved = keras.models.load_model(path)
     return {
         "steps": steps.begun,
@@ -360,14 +366,14 @@ def case_mirrored(daemon: Daemon) -> Any:
     }
 
 
-def yields(_advice: Any, _model: Any) -> Any:
+def generator_function(_advice: Any, _model: Any) -> Any:
     yield
 
 
-async def waits(_advice: Any, _model: Any) -> None: ...
+async def async_function(_advice: Any, _model: Any) -> None: ...
 
 
-class Waits:
+class AsyncCallable:
     """Is called as a function, and waits."""
 
     async def __call__(self, _advice: Any, _model: Any) -> None: ...  # noqa: D102
@@ -379,9 +385,9 @@ def case_bad_arguments(daemon: Daemon) -> Any:
         {"on_pressure": "save"},
         {"on_pressure": 1},
         {"on_pressure": lambda: None},
-        {"on_pressure": yields},
-        {"on_pressure": waits},
-        {"on_pressure": Waits()},
+        {"on_pressure": generator_function},
+        {"on_pressure": async_function},
+        {"on_pressure": AsyncCallable()},
         {"on_pressure": "stop", "pressure_level": "none"},
         {"on_pressure": "stop", "checkpoint_path": "a.keras"},
         {"on_pressure": "checkpoint", "checkpoint_path": 7},
@@ -395,7 +401,9 @@ def case_bad_arguments(daemon: Daemon) -> Any:
 
 
 if __name__ == "__main__":
-    cases = cases_in(globals())
+    cases = find_cases(globals())
     first = "mirrored"  # TensorFlow's devices cannot be cut once they were used
     names = sys.argv[2:] or [first, *(name for name in cases if name != first)]
-    serve({name: cases[name] for name in names if name != first or keras.backend.backend() == "tensorflow"}, Daemon)
+    run_and_print(
+        {name: cases[name] for name in names if name != first or keras.backend.backend() == "tensorflow"}, Daemon
+    )

@@ -22,7 +22,7 @@ RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 PATIENCE = 60  # seconds
 
 
-class Waits(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class AdviceWaiter(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Has the advised worker wait for its advice before the second epoch, and notes the weights after each."""
 
     def __init__(self, callback: GpuWarden) -> None:
@@ -38,10 +38,10 @@ class Waits(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
             run.listen(time.monotonic())
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002, D102
-        self.weights.append(weights(self.model))
+        self.weights.append(list_weights(self.model))
 
 
-def weights(model: Any) -> list[Any]:
+def list_weights(model: Any) -> list[Any]:
     """Return a model's weights as lists."""
     return [each.tolist() for each in model.get_weights()]
 
@@ -61,12 +61,12 @@ def fit(epochs: int, callback: GpuWarden, *more: Any) -> int:
 
 calls: list[Any] = []
 saves = GpuWarden(on_pressure="checkpoint", checkpoint_path=sys.argv[1], interval=0)
-waits = Waits(saves)
+waits = AdviceWaiter(saves)
 fits = [fit(3, saves, waits)]
 fits.append(fit(5, GpuWarden(on_pressure="stop", interval=0)))
 # One that is switched off still answers the others, who would wait for it.
 called = GpuWarden(on_pressure=lambda advice, _: calls.append(advice and advice.text), disabled=RANK == 0, interval=0)
 fits.append(fit(2, called))
-saved = weights(keras.models.load_model(sys.argv[1])) if RANK == 0 else None
-result = {"epochs": fits, "calls": calls, "weights": weights(model), "saved": saved, "after_epochs": waits.weights}
+saved = list_weights(keras.models.load_model(sys.argv[1])) if RANK == 0 else None
+result = {"epochs": fits, "calls": calls, "weights": list_weights(model), "saved": saved, "after_epochs": waits.weights}
 sys.stdout.write(json.dumps(result) + "\n")

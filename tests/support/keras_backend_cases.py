@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from receiver import Receiver
-from training_cases import cases_in, serve
+from training_cases import find_cases, run_and_print
 
 from gpuwarden import watch
 from gpuwarden.keras import GpuWarden, keras
@@ -30,7 +30,7 @@ class Daemon(Receiver):
         """Make a callback that reports here."""
         return GpuWarden(socket=self.path, **{"interval": 0, **settings})
 
-    def received(self) -> list[dict[str, Any]]:
+    def receive_all(self) -> list[dict[str, Any]]:
         """Return all messages of the one connection, each with its type."""
         return [{"type": type(each).__name__} | asdict(each) for each in self.accept().waiting()]
 
@@ -56,31 +56,31 @@ def batches(count: int) -> Iterator[tuple[Any, Any]]:
 
 def case_validation(daemon: Daemon) -> Any:
     fit(model(), daemon.callback(name="a name"), validation_data=(X, Y))
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_unknown_length(daemon: Daemon) -> Any:
     model().fit(batches(7), verbose=0, callbacks=[daemon.callback()])
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_eager(daemon: Daemon) -> Any:
     fit(model(run_eagerly=True), daemon.callback())
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_repeated(daemon: Daemon) -> Any:
     trained, callback = model(), daemon.callback()
     fit(trained, callback)
     fit(trained, callback)
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_evaluate_and_predict(daemon: Daemon) -> Any:
     trained, callback = model(), daemon.callback()
     trained.evaluate(X, Y, verbose=0, callbacks=[callback])
     trained.predict(X, verbose=0, callbacks=[callback])
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_unchanged(daemon: Daemon) -> Any:
@@ -92,7 +92,7 @@ def case_unchanged(daemon: Daemon) -> Any:
     return {"bare": trained(), "watched": trained(daemon.callback())}
 
 
-class Huge(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
+class HugeLayer(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
     """Allocates more memory than any machine has, in the step itself."""
 
     def call(self, x: Any) -> Any:  # noqa: D102 - Keras's
@@ -106,11 +106,11 @@ def case_out_of_memory(daemon: Daemon) -> Any:
     callback = daemon.callback()
     raised = ""
     try:
-        fit(model(Huge(), run_eagerly=True), callback)
+        fit(model(HugeLayer(), run_eagerly=True), callback)
     except Exception as error:  # noqa: BLE001 - of each framework's own type
         raised = type(error).__name__
     fit(model(), callback)
-    return {"raised": raised, "messages": daemon.received()}
+    return {"raised": raised, "messages": daemon.receive_all()}
 
 
 def case_within_a_watch(daemon: Daemon) -> Any:
@@ -120,10 +120,10 @@ def case_within_a_watch(daemon: Daemon) -> Any:
             run.step()
             fit(model(), daemon.callback())
             run.step()
-            fit(model(Huge(), run_eagerly=True), daemon.callback())
+            fit(model(HugeLayer(), run_eagerly=True), daemon.callback())
     except Exception as error:  # noqa: BLE001 - of each framework's own type
         raised = type(error).__name__
-    return {"raised": raised, "messages": daemon.received()}
+    return {"raised": raised, "messages": daemon.receive_all()}
 
 
 def case_dispatch(daemon: Daemon) -> Any:
@@ -133,4 +133,4 @@ def case_dispatch(daemon: Daemon) -> Any:
 
 
 if __name__ == "__main__":
-    serve(cases_in(globals()), Daemon)
+    run_and_print(find_cases(globals()), Daemon)

@@ -40,12 +40,12 @@ class Daemon(Receiver):
         """Make a callback that reports here."""
         return GpuWarden(socket=self.path, devices=CPU, **settings)
 
-    def received(self) -> list[dict[str, Any]]:
+    def receive_all(self) -> list[dict[str, Any]]:
         """Return all messages of the one connection, each with its type."""
         self.accept()
-        return self.more()
+        return self.receive_more()
 
-    def more(self) -> list[dict[str, Any]]:
+    def receive_more(self) -> list[dict[str, Any]]:
         """Return the later messages of the same connection."""
         return [{"type": type(each).__name__} | asdict(each) for each in self._peers[-1].waiting()]
 
@@ -59,17 +59,17 @@ def model(optimizer: str = "sgd", **compiling: Any) -> Any:
     return made
 
 
-def data(batches: int = BATCHES) -> tuple[Any, Any]:
+def make_data(batches: int = BATCHES) -> tuple[Any, Any]:
     """Make data of a known length for batches of 2."""
     x = np.arange(batches * 6, dtype="float32").reshape(-1, 3) / 10
     return x, x.sum(axis=1, keepdims=True)
 
 
-def stream() -> Any:
+def make_stream() -> Any:
     """Make the same data with a length that Keras cannot know."""
 
     def batches() -> Iterator[tuple[Any, Any]]:
-        x, y = data()
+        x, y = make_data()
         for start in range(0, len(x), 2):
             yield x[start : start + 2], y[start : start + 2]
 
@@ -79,15 +79,17 @@ def stream() -> Any:
 
 def fit(trained: Any, *callbacks: Any, epochs: int = 2, **settings: Any) -> Any:
     """Fit quietly on data of a known length."""
-    return trained.fit(*data(), batch_size=2, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks, **settings)
+    return trained.fit(
+        *make_data(), batch_size=2, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks, **settings
+    )
 
 
 def fit_stream(trained: Any, *callbacks: Any, **settings: Any) -> Any:
     """Fit quietly on data of an unknown length."""
-    return trained.fit(stream(), epochs=2, verbose=0, callbacks=callbacks, **settings)
+    return trained.fit(make_stream(), epochs=2, verbose=0, callbacks=callbacks, **settings)
 
 
-class Raising(keras.Model):  # type: ignore[misc] # Keras ships no types
+class RaisingModel(keras.Model):  # type: ignore[misc] # Keras ships no types
     """A model whose steps raise, each while it holds a tensor."""
 
     def __init__(self, *errors: BaseException | None, **settings: Any) -> None:
@@ -113,24 +115,24 @@ class Raising(keras.Model):  # type: ignore[misc] # Keras ships no types
         return super().test_step(batch)
 
 
-class Fail(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class RaisingCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Raises in a hook: at the second batch, or at the second epoch's end."""
 
     def __init__(self, hook: str = "on_train_batch_begin") -> None:
         super().__init__()
-        setattr(self, hook, self.fail)
+        setattr(self, hook, self.raise_error)
 
-    def fail(self, index: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+    def raise_error(self, index: int, logs: Any = None) -> None:  # noqa: D102, ARG002
         if index == 1:
             raise ZeroDivisionError("from another callback")
 
 
-def watched(model: Any) -> list[str]:
+def list_wrapped_functions(model: Any) -> list[str]:
     """Return the names of the model's wrapped functions."""
     functions = {kind: getattr(model, f"{kind}_function") for kind in ("train", "test", "predict")}
     return [kind for kind, function in functions.items() if unwrap(function) is not function]
 
 
-def fit_of(daemon: Daemon) -> Reporter:
+def get_reporter(daemon: Daemon) -> Reporter:
     """Return this process's run as it reports here."""
     return join_run(daemon.path, Hello("", "", {}))

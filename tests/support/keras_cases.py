@@ -12,9 +12,9 @@ import keras_case_setup  # first: it sets the allocator
 import keras_error_cases
 import keras_program_cases
 import keras_step_cases
-from training_cases import cases_in, serve
+from training_cases import find_cases, run_and_print
 
 if __name__ == "__main__":
     modules = keras_step_cases, keras_error_cases, keras_program_cases
-    cases = {name: case for module in modules for name, case in cases_in(vars(module)).items()}
-    serve({name: cases[name] for name in sys.argv[2:] if name in cases}, keras_case_setup.Daemon)
+    cases = {name: case for module in modules for name, case in find_cases(vars(module)).items()}
+    run_and_print({name: cases[name] for name in sys.argv[2:] if name in cases}, keras_case_setup.Daemon)

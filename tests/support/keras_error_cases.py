@@ -15,7 +15,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
-from keras_case_setup import BATCHES, Daemon, Fail, Raising, data, fit, fit_of, model, watched
+from keras_case_setup import (
+    BATCHES,
+    Daemon,
+    RaisingCallback,
+    RaisingModel,
+    fit,
+    get_reporter,
+    list_wrapped_functions,
+    make_data,
+    model,
+)
 
 from gpuwarden.client.keras.fit import fit_meters
 from gpuwarden.client.keras.model_memory import add_model_memory
@@ -26,11 +36,11 @@ from gpuwarden.protocol.messages import Allocation, Error
 def case_other_callback_raises(daemon: Daemon) -> Any:
     trained, callback = model(), daemon.callback()
     try:
-        fit(trained, callback, Fail())
+        fit(trained, callback, RaisingCallback())
     except ZeroDivisionError as error:
         raised = str(error)
-    trained.evaluate(*data(), verbose=0, callbacks=[callback])
-    after_failure = daemon.received()
+    trained.evaluate(*make_data(), verbose=0, callbacks=[callback])
+    after_failure = daemon.receive_all()
     fit(trained, daemon.callback())
     return {"raised": raised, "messages": after_failure}
 
@@ -40,13 +50,13 @@ def case_fit_after_other_callback_raises(daemon: Daemon) -> Any:
     found = {}
     for hook in ("on_train_batch_begin", "on_train_batch_end", "on_epoch_end"):
         for first in (True, False):
-            trained, callback, fails = model(), daemon.callback(), Fail(hook)
-            before = fit_of(daemon).state.steps
+            trained, callback, fails = model(), daemon.callback(), RaisingCallback(hook)
+            before = get_reporter(daemon).state.steps
             with contextlib.suppress(ZeroDivisionError):
                 fit(trained, *((fails, callback) if first else (callback, fails)))
             fit(trained, daemon.callback())
             made = int(trained.optimizer.iterations.numpy())
-            found[f"{hook} {first}"] = [made, fit_of(daemon).state.steps - before]
+            found[f"{hook} {first}"] = [made, get_reporter(daemon).state.steps - before]
     return found
 
 
@@ -63,8 +73,8 @@ def case_out_of_memory(daemon: Daemon) -> Any:
         raised, shown = str(error), traceback.format_exc()
     held.clear()
     fit(model(), callback)
-    left = watched(wide)
-    return {"raised": raised, "shown": shown, "left": left, "messages": daemon.received()}
+    left = list_wrapped_functions(wide)
+    return {"raised": raised, "shown": shown, "left": left, "messages": daemon.receive_all()}
 
 
 def case_compiled_out_of_memory(daemon: Daemon) -> Any:
@@ -74,11 +84,11 @@ def case_compiled_out_of_memory(daemon: Daemon) -> Any:
     try:
         wide.fit(x, x[:, :1], batch_size=len(x), verbose=0, callbacks=[daemon.callback()])
     except tf.errors.ResourceExhaustedError:
-        return daemon.received()
+        return daemon.receive_all()
 
 
 def case_retry(daemon: Daemon) -> Any:
-    trained = Raising(None, RuntimeError("the second step"))
+    trained = RaisingModel(None, RuntimeError("the second step"))
     trained.compile("sgd", "mse", run_eagerly=True)
     callback, raised = daemon.callback(), None
     try:
@@ -87,12 +97,12 @@ def case_retry(daemon: Daemon) -> Any:
         raised = str(error)
     gc.collect()
     held = sum(each() is not None for each in trained.held)
-    failed, left = daemon.received(), watched(trained)
+    failed, left = daemon.receive_all(), list_wrapped_functions(trained)
     fit(trained, callback, epochs=1)
-    return {"raised": raised, "held": held, "left": left, "failed": failed, "again": daemon.more()}
+    return {"raised": raised, "held": held, "left": left, "failed": failed, "again": daemon.receive_more()}
 
 
-def case_let_go(daemon: Daemon) -> Any:
+def case_model_is_released(daemon: Daemon) -> Any:
     def prune(*_: Any) -> NoReturn:
         raise LookupError
 
@@ -113,16 +123,16 @@ def case_let_go(daemon: Daemon) -> Any:
 
 
 def case_interrupted(daemon: Daemon) -> Any:
-    trained = Raising(None, KeyboardInterrupt())
+    trained = RaisingModel(None, KeyboardInterrupt())
     trained.compile("sgd", "mse", run_eagerly=True)
     try:
         fit(trained, daemon.callback(), epochs=1)
     except KeyboardInterrupt:
-        return daemon.received()
+        return daemon.receive_all()
 
 
 def case_error_in_validation(daemon: Daemon) -> Any:
-    trained = Raising()
+    trained = RaisingModel()
     trained.compile("sgd", "mse", run_eagerly=True)
 
     class Later(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -130,24 +140,24 @@ def case_error_in_validation(daemon: Daemon) -> Any:
             trained.errors = [None] * BATCHES + [ValueError("the second validation")]
 
     try:
-        fit(trained, daemon.callback(), Later(), validation_data=data(1))
+        fit(trained, daemon.callback(), Later(), validation_data=make_data(1))
     except ValueError as error:
         raised = str(error)
-    return {"raised": raised, "left": watched(trained), "messages": daemon.received()}
+    return {"raised": raised, "left": list_wrapped_functions(trained), "messages": daemon.receive_all()}
 
 
 def case_error_in_evaluation(daemon: Daemon) -> Any:
-    trained = Raising(ValueError("the first step"))
+    trained = RaisingModel(ValueError("the first step"))
     trained.compile("sgd", "mse", run_eagerly=True)
     try:
-        trained.evaluate(*data(), verbose=0, callbacks=[daemon.callback()])
+        trained.evaluate(*make_data(), verbose=0, callbacks=[daemon.callback()])
     except ValueError:
-        return daemon.received()
+        return daemon.receive_all()
 
 
 def case_error_in_data(daemon: Daemon) -> Any:
     def batches() -> Iterator[tuple[Any, Any]]:
-        x, y = data()
+        x, y = make_data()
         yield x[:2], y[:2]
         raise ZeroDivisionError("of the data")
 
@@ -156,19 +166,19 @@ def case_error_in_data(daemon: Daemon) -> Any:
     try:
         model().fit(failing, verbose=0, callbacks=[daemon.callback()])
     except tf.errors.OpError:
-        return daemon.received()
+        return daemon.receive_all()
 
 
 def case_nonfinite_loss(daemon: Daemon) -> Any:
-    x, y = data()
+    x, y = make_data()
     x[2 * 2] = np.nan  # in the third of four steps
     settings: dict[str, Any] = {"batch_size": 2, "epochs": 2, "verbose": 0, "shuffle": False}
-    model().fit(*data(), callbacks=[daemon.callback()], **settings)
-    finite = daemon.received()
+    model().fit(*make_data(), callbacks=[daemon.callback()], **settings)
+    finite = daemon.receive_all()
     try:
         fit_meters.METRICS_INTERVAL_SECONDS = 3600.0  # on a busy machine a step may take a second
         model().fit(x, y, callbacks=[daemon.callback()], **settings)
-        seldom = daemon.more()
+        seldom = daemon.receive_more()
         fit_meters.METRICS_INTERVAL_SECONDS = 0.0
         # A run of its own, since the first such step of a run is marked.
         other = Daemon(Path(f"{daemon.path}.2"))
@@ -176,19 +186,19 @@ def case_nonfinite_loss(daemon: Daemon) -> Any:
     finally:
         fit_meters.METRICS_INTERVAL_SECONDS = 1.0
     checked = Daemon(Path(f"{daemon.path}.3"))
-    model().fit(*data(), validation_data=(x, y), callbacks=[checked.callback()], **settings)
-    validation = checked.received()
+    model().fit(*make_data(), validation_data=(x, y), callbacks=[checked.callback()], **settings)
+    validation = checked.receive_all()
     again = {**settings, "epochs": 4}
-    model().fit(*data(), validation_data=(x, y), validation_freq=3, callbacks=[checked.callback()], **again)
-    seldom_validation = checked.more()
-    model().fit(*data(), callbacks=[checked.callback()], **settings)
+    model().fit(*make_data(), validation_data=(x, y), validation_freq=3, callbacks=[checked.callback()], **again)
+    seldom_validation = checked.receive_more()
+    model().fit(*make_data(), callbacks=[checked.callback()], **settings)
     return {
         "finite": finite,
         "seldom": seldom,
-        "often": other.received(),
+        "often": other.receive_all(),
         "validation": validation,
         "seldom_validation": seldom_validation,
-        "without_validation": checked.more(),
+        "without_validation": checked.receive_more(),
     }
 
 
@@ -216,23 +226,23 @@ def case_nonfinite_own_losses(daemon: Daemon) -> Any:
         trained, each = OwnLosses(losses), Daemon(Path(f"{daemon.path}.{name}"))
         trained.compile("sgd")
         history = fit(trained, each.callback(), epochs=1).history
-        found[name] = {"messages": each.received(), "history": history}
+        found[name] = {"messages": each.receive_all(), "history": history}
     return found
 
 
 def case_frame(daemon: Daemon) -> Any:
-    x, y = data()
+    x, y = make_data()
     with contextlib.suppress(ValueError):
         model().fit(x[:, 0], y, verbose=0, callbacks=[daemon.callback()])
-    return {"messages": daemon.received(), "line": case_frame.__code__.co_firstlineno + 3}
+    return {"messages": daemon.receive_all(), "line": case_frame.__code__.co_firstlineno + 3}
 
 
 def case_failed_examples(daemon: Daemon) -> Any:
-    trained = Raising(None, None, ZeroDivisionError("in a step"))
+    trained = RaisingModel(None, None, ZeroDivisionError("in a step"))
     trained.compile("sgd", "mse", run_eagerly=True)
     with contextlib.suppress(ZeroDivisionError):
         fit(trained, daemon.callback())
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_examples_of_ended_fits(daemon: Daemon) -> Any:
@@ -245,7 +255,7 @@ def case_examples_of_ended_fits(daemon: Daemon) -> Any:
     with contextlib.suppress(KeyboardInterrupt):
         fit(trained, callback, Ends())
     fit(trained, callback)
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_internal_errors(daemon: Daemon) -> Any:
@@ -274,8 +284,8 @@ def case_internal_errors_in_steps(daemon: Daemon) -> Any:
 
     callback = daemon.callback(interval=0)
     made = model("adam")
-    made.fit(*data(20), batch_size=2, verbose=0, callbacks=[callback, Breaks()])
-    return daemon.received()
+    made.fit(*make_data(20), batch_size=2, verbose=0, callbacks=[callback, Breaks()])
+    return daemon.receive_all()
 
 
 def case_model_memory(daemon: Daemon) -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from keras_case_setup import CPU, EARLY, IMPORTED, Daemon, data, fit, model, watched
+from keras_case_setup import CPU, EARLY, IMPORTED, Daemon, fit, list_wrapped_functions, make_data, model
 
 from gpuwarden.client.frameworks.tensorflow import list_physical_devices
 from gpuwarden.client.keras.fit import step_counter
@@ -24,7 +24,7 @@ from gpuwarden.keras import GpuWarden, keras
 from gpuwarden.protocol.messages import Headroom, Hello, Report
 
 
-class Witness(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class MemoryRecorder(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Reads TensorFlow's memory in the hooks in which a GpuWarden before it in the list reports."""
 
     def __init__(self) -> None:
@@ -35,21 +35,21 @@ class Witness(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no 
         self.seen.append(tf.config.experimental.get_memory_info("CPU:0"))
 
 
-class Sight(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class WrapRecorder(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Records which of the model's functions are wrapped, each time that one is about to be called."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[list[str]] = []
 
-    def look(self, *_: Any, **__: Any) -> None:
+    def record(self, *_: Any, **__: Any) -> None:
         """Record the names."""
-        self.seen.append(watched(self.model))
+        self.seen.append(list_wrapped_functions(self.model))
 
-    on_train_batch_begin = on_test_batch_begin = on_predict_batch_begin = on_train_end = look
+    on_train_batch_begin = on_test_batch_begin = on_predict_batch_begin = on_train_end = record
 
 
-class Remake(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class TrainFunctionRemaker(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Makes the train function again in the third epoch, before GpuWarden's hook."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
@@ -57,7 +57,7 @@ class Remake(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no t
             self.model.make_train_function(force=True)
 
 
-class Kept(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class ModelCopier(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Saves, copies and pickles the model in the middle of its fit."""
 
     def __init__(self, folder: Path) -> None:
@@ -74,24 +74,24 @@ def case_default_device(daemon: Daemon) -> Any:
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(f"GPU-{index:036}" for index in range(65))
     fit(model(), GpuWarden(socket=daemon.path))
     del os.environ["CUDA_VISIBLE_DEVICES"]
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_memory(daemon: Daemon) -> Any:
     options = tf.data.Options()
     options.autotune.enabled = False  # a prefetching thread would allocate between two questions
-    steady = tf.data.Dataset.from_tensor_slices(data(20)).batch(2).with_options(options)
-    before, after = Witness(), Witness()
+    steady = tf.data.Dataset.from_tensor_slices(make_data(20)).batch(2).with_options(options)
+    before, after = MemoryRecorder(), MemoryRecorder()
     model("adam").fit(steady, verbose=0, callbacks=[before, daemon.callback(interval=0), after])
-    reports = [each for each in daemon.received() if each["type"] == "Report"]
+    reports = [each for each in daemon.receive_all() if each["type"] == "Report"]
     return {"reports": reports, "before": before.seen, "after": after.seen}
 
 
 def case_functions(daemon: Daemon) -> Any:
-    trained, sight = model(), Sight()
-    fit(trained, Remake(), daemon.callback(), sight, epochs=3, validation_data=data(1))
-    trained.predict(data()[0], verbose=0, callbacks=[daemon.callback(), sight])
-    return {"seen": sight.seen, "left": watched(trained)}
+    trained, sight = model(), WrapRecorder()
+    fit(trained, TrainFunctionRemaker(), daemon.callback(), sight, epochs=3, validation_data=make_data(1))
+    trained.predict(make_data()[0], verbose=0, callbacks=[daemon.callback(), sight])
+    return {"seen": sight.seen, "left": list_wrapped_functions(trained)}
 
 
 def case_traced_again(daemon: Daemon) -> Any:
@@ -100,20 +100,20 @@ def case_traced_again(daemon: Daemon) -> Any:
         1.0,
     )  # on a busy machine other steps may take long too
     try:
-        fit(model(), Remake(), daemon.callback(), epochs=3)
+        fit(model(), TrainFunctionRemaker(), daemon.callback(), epochs=3)
     finally:
         step_counter.COMPILED_RATIO = usual
-    return daemon.received()
+    return daemon.receive_all()
 
 
-def case_kept_while_watched(daemon: Daemon) -> Any:
+def case_copied_while_wrapped(daemon: Daemon) -> Any:
     folder, trained = Path(daemon.path + ".d"), model("adam")
     folder.mkdir()
-    kept = Kept(folder)
+    kept = ModelCopier(folder)
     fit(trained, daemon.callback(), kept)
     for each in kept.copies:
         fit(each, daemon.callback())
-    return {"messages": daemon.received(), "left": [watched(each) for each in kept.copies]}
+    return {"messages": daemon.receive_all(), "left": [list_wrapped_functions(each) for each in kept.copies]}
 
 
 def case_forked_workers(daemon: Daemon) -> Any:
@@ -145,9 +145,9 @@ def case_several_workers(daemon: Daemon) -> Any:
         {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
     )
     callback = daemon.callback()
-    model().predict(data()[0], verbose=0, callbacks=[callback])
+    model().predict(make_data()[0], verbose=0, callbacks=[callback])
     del os.environ["TF_CONFIG"]
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_copies(daemon: Daemon) -> Any:
@@ -155,7 +155,7 @@ def case_copies(daemon: Daemon) -> Any:
     fit(model(), callback)
     for twin in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):  # noqa: S301 - our own
         fit(model(), twin)
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_copies_within_a_fit(daemon: Daemon) -> Any:
@@ -169,7 +169,7 @@ def case_copies_within_a_fit(daemon: Daemon) -> Any:
     for twin in twins:
         twin.on_train_batch_begin(0)
     fit(model(), twins[0])
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_bad_arguments(daemon: Daemon) -> Any:
@@ -192,7 +192,7 @@ def case_bad_arguments(daemon: Daemon) -> Any:
 def case_unchanged(daemon: Daemon) -> Any:
     def trained(*callbacks: Any) -> tuple[Any, Any]:
         made = model("adam")
-        history = fit(made, *callbacks, epochs=3, validation_data=data(1)).history
+        history = fit(made, *callbacks, epochs=3, validation_data=make_data(1)).history
         return [weights.tolist() for weights in made.get_weights()], history
 
     return {"bare": trained(), "watched": trained(daemon.callback(interval=0))}
@@ -206,15 +206,15 @@ def case_disabled(daemon: Daemon) -> Any:
     return daemon.connected()
 
 
-def case_absent(daemon: Daemon) -> Any:
+def case_without_daemon(daemon: Daemon) -> Any:
     callback = GpuWarden(socket=daemon.path + ".absent", devices=CPU)
     return fit(model(), callback).history
 
 
-def case_never_reading(daemon: Daemon) -> Any:
+def case_daemon_that_never_reads(daemon: Daemon) -> Any:
     callback = daemon.callback(interval=0)
     trained = model("adam")
-    trained.fit(*data(400), batch_size=2, verbose=0, callbacks=[callback])
+    trained.fit(*make_data(400), batch_size=2, verbose=0, callbacks=[callback])
     peer = daemon.accept()
     first = len(peer.waiting())
     fit(trained, callback)
@@ -231,7 +231,7 @@ def case_early(daemon: Daemon) -> Any:
     return {"framework": hello.framework, "versions": [tf.__version__, keras.__version__]}
 
 
-def case_physical(daemon: Daemon) -> Any:
+def case_physical_devices(daemon: Daemon) -> Any:
     return list_physical_devices("CPU")
 
 
@@ -247,7 +247,9 @@ def case_logs(daemon: Daemon) -> Any:
     replies = keras.callbacks.LambdaCallback(on_epoch_begin=answer)
     callbacks = [first, keras.callbacks.CSVLogger(written), replies]
     with contextlib.redirect_stdout(printed):
-        trained = model().fit(*data(), batch_size=2, epochs=3, verbose=2, validation_data=data(1), callbacks=callbacks)
+        trained = model().fit(
+            *make_data(), batch_size=2, epochs=3, verbose=2, validation_data=make_data(1), callbacks=callbacks
+        )
     plain = fit(model(), daemon.callback())
     return {
         "history": trained.history,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from instrumented_program import SOURCE, Ended, ProgramServer
+from instrumented_program import SOURCE, EndedProgram, ProgramServer
 
 from system_parts import require, skip_without
 
@@ -105,6 +105,6 @@ def serve_keras(backend: str) -> ProgramServer:
     return ProgramServer("keras", KERAS_BACKEND=backend)
 
 
-def run_keras(server: ProgramServer, folder: Path, *lines: str) -> Ended:
+def run_keras(server: ProgramServer, folder: Path, *lines: str) -> EndedProgram:
     """Run a program that ends with the optimizer's count of steps."""
     return server.run(folder, MODEL, *lines, "print('steps', steps(model))")

@@ -16,15 +16,15 @@ from keras_case_setup import (
     CPU,
     GPU,
     Daemon,
-    Fail,
-    Raising,
-    data,
+    RaisingCallback,
+    RaisingModel,
     fit,
-    fit_of,
     fit_stream,
+    get_reporter,
+    list_wrapped_functions,
+    make_data,
+    make_stream,
     model,
-    stream,
-    watched,
 )
 
 from gpuwarden import watch
@@ -40,62 +40,62 @@ class Stop(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
 
 
 def case_validation(daemon: Daemon) -> Any:
-    fit(model(), daemon.callback(name="a\nname"), validation_data=data(1))
-    return daemon.received()
+    fit(model(), daemon.callback(name="a\nname"), validation_data=make_data(1))
+    return daemon.receive_all()
 
 
 def case_evaluate(daemon: Daemon) -> Any:
-    model().evaluate(*data(), verbose=0, callbacks=[daemon.callback()])
-    return daemon.received()
+    model().evaluate(*make_data(), verbose=0, callbacks=[daemon.callback()])
+    return daemon.receive_all()
 
 
 def case_predict(daemon: Daemon) -> Any:
-    model().predict(data()[0], verbose=0, callbacks=[daemon.callback()])
-    return daemon.received()
+    model().predict(make_data()[0], verbose=0, callbacks=[daemon.callback()])
+    return daemon.receive_all()
 
 
 def case_several_steps_an_execution(daemon: Daemon) -> Any:
     fit(model(steps_per_execution=3), daemon.callback())
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_several_steps_an_execution_unknown_length(daemon: Daemon) -> Any:
     fit_stream(model(steps_per_execution=3), daemon.callback())
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_unknown_length(daemon: Daemon) -> Any:
     fit_stream(model(), daemon.callback())
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_unknown_length_validation(daemon: Daemon) -> Any:
-    fit_stream(model(), daemon.callback(), validation_data=data(1))
-    return daemon.received()
+    fit_stream(model(), daemon.callback(), validation_data=make_data(1))
+    return daemon.receive_all()
 
 
 def case_unknown_length_stopped(daemon: Daemon) -> Any:
     fit_stream(model(), daemon.callback(), Stop())
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_unknown_length_stopped_between_epochs(daemon: Daemon) -> Any:
     patience = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9)  # the second epoch is the last
     trained = model()
-    trained.fit(stream(), epochs=5, verbose=0, callbacks=[patience, daemon.callback()])
-    return daemon.received()
+    trained.fit(make_stream(), epochs=5, verbose=0, callbacks=[patience, daemon.callback()])
+    return daemon.receive_all()
 
 
 def case_shorter_than_declared(daemon: Daemon) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras's, that the data ran out
-        model().fit(stream(), epochs=1, steps_per_epoch=9, verbose=0, callbacks=[daemon.callback()])
-    return daemon.received()
+        model().fit(make_stream(), epochs=1, steps_per_epoch=9, verbose=0, callbacks=[daemon.callback()])
+    return daemon.receive_all()
 
 
 def case_stopped(daemon: Daemon) -> Any:
     fit(model(), Stop(), daemon.callback())
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_gradient_accumulation(daemon: Daemon) -> Any:
@@ -103,7 +103,7 @@ def case_gradient_accumulation(daemon: Daemon) -> Any:
     trained = model()
     trained.compile(optimizer=optimizer, loss="mse")
     fit_stream(trained, daemon.callback())
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_gradient_accumulation_several_steps_an_execution(daemon: Daemon) -> Any:
@@ -111,17 +111,17 @@ def case_gradient_accumulation_several_steps_an_execution(daemon: Daemon) -> Any
     trained = model()
     trained.compile(optimizer=optimizer, loss="mse", steps_per_execution=3)
     fit_stream(trained, daemon.callback())
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_compiled(daemon: Daemon) -> Any:
     fit(model(jit_compile=True), daemon.callback())
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_eager(daemon: Daemon) -> Any:
     fit(model(run_eagerly=True), daemon.callback())
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_mirrored(daemon: Daemon) -> Any:
@@ -129,7 +129,7 @@ def case_mirrored(daemon: Daemon) -> Any:
     with strategy.scope():
         trained = model()
     fit(trained, GpuWarden(socket=daemon.path, devices={"CPU:0": GPU, "CPU:1": GPU}))
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_repeated(daemon: Daemon) -> Any:
@@ -137,19 +137,19 @@ def case_repeated(daemon: Daemon) -> Any:
     fit(trained, callback)
     fit(trained, callback)
     fit(model(), daemon.callback())
-    messages = daemon.received()
+    messages = daemon.receive_all()
     return {"messages": messages, "second_connection": daemon.connected()}
 
 
 def case_twice_in_one_fit(daemon: Daemon) -> Any:
     fit(model(), daemon.callback(), daemon.callback())
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_same_twice_in_one_fit(daemon: Daemon) -> Any:
     callback = daemon.callback()
     fit(model(), callback, callback)
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_fit_within_a_fit(daemon: Daemon) -> Any:
@@ -160,50 +160,54 @@ def case_fit_within_a_fit(daemon: Daemon) -> Any:
             fit(model(), daemon.callback(), epochs=1)
 
     fit(model(), daemon.callback(), Within())
-    return daemon.received()
+    return daemon.receive_all()
 
 
-def within_a_step(daemon: Daemon, act: Callable[[GpuWarden], Any]) -> dict[str, Any]:
+def act_in_step(daemon: Daemon, act: Callable[[GpuWarden], Any]) -> dict[str, Any]:
     """Fit with `act` called between two steps of each epoch, with the callback of the fit; return the result."""
 
     class Within(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
             if batch == 1:
                 act(callback)
-                meanwhile.append(watched(trained))
+                meanwhile.append(list_wrapped_functions(trained))
 
     meanwhile: list[list[str]] = []
     callback, trained = daemon.callback(interval=0), model()
-    before = fit_of(daemon).state.steps
+    before = get_reporter(daemon).state.steps
     fit(trained, callback, Within())
-    fit_of(daemon).count_ended()
+    get_reporter(daemon).count_ended()
     return {
-        "steps": fit_of(daemon).state.steps - before,
-        "epoch": fit_of(daemon).state.epoch,
-        "phase": fit_of(daemon).state.phase,
+        "steps": get_reporter(daemon).state.steps - before,
+        "epoch": get_reporter(daemon).state.epoch,
+        "phase": get_reporter(daemon).state.phase,
         "its_model": callback.model is trained,
-        "watched": [*meanwhile, watched(trained)],
+        "watched": [*meanwhile, list_wrapped_functions(trained)],
     }
 
 
 def case_within_a_step(daemon: Daemon) -> Any:
     def failing(callback: GpuWarden) -> None:
         with contextlib.suppress(ZeroDivisionError):
-            fit(model(), callback, Fail(), epochs=1)
+            fit(model(), callback, RaisingCallback(), epochs=1)
 
     def another() -> GpuWarden:
         return daemon.callback(interval=0)
 
     return {
-        "another": within_a_step(daemon, lambda _: fit(model(), another(), epochs=1, validation_data=data(1))),
-        "another_failing": within_a_step(daemon, lambda _: failing(another())),
-        "of_the_same_model": within_a_step(daemon, lambda callback: fit(callback.model, another(), epochs=1)),
-        "same": within_a_step(daemon, lambda callback: fit(model(), callback, epochs=1, validation_data=data(1))),
-        "evaluate": within_a_step(daemon, lambda callback: model().evaluate(*data(), verbose=0, callbacks=[callback])),
-        "evaluate_by_another": within_a_step(
-            daemon, lambda callback: callback.model.evaluate(*data(), verbose=0, callbacks=[another()])
+        "another": act_in_step(daemon, lambda _: fit(model(), another(), epochs=1, validation_data=make_data(1))),
+        "another_failing": act_in_step(daemon, lambda _: failing(another())),
+        "of_the_same_model": act_in_step(daemon, lambda callback: fit(callback.model, another(), epochs=1)),
+        "same": act_in_step(daemon, lambda callback: fit(model(), callback, epochs=1, validation_data=make_data(1))),
+        "evaluate": act_in_step(
+            daemon, lambda callback: model().evaluate(*make_data(), verbose=0, callbacks=[callback])
         ),
-        "predict": within_a_step(daemon, lambda callback: model().predict(data()[0], verbose=0, callbacks=[callback])),
+        "evaluate_by_another": act_in_step(
+            daemon, lambda callback: callback.model.evaluate(*make_data(), verbose=0, callbacks=[another()])
+        ),
+        "predict": act_in_step(
+            daemon, lambda callback: model().predict(make_data()[0], verbose=0, callbacks=[callback])
+        ),
     }
 
 
@@ -211,13 +215,19 @@ def case_short_batches(daemon: Daemon) -> Any:
     trained = model()
     callback = daemon.callback(loss=True)
     history = trained.fit(
-        *data(), batch_size=3, epochs=2, verbose=0, shuffle=False, callbacks=[callback], validation_data=data(1)
+        *make_data(),
+        batch_size=3,
+        epochs=2,
+        verbose=0,
+        shuffle=False,
+        callbacks=[callback],
+        validation_data=make_data(1),
     ).history
-    return {"messages": daemon.received(), "loss": history["loss"][-1]}
+    return {"messages": daemon.receive_all(), "loss": history["loss"][-1]}
 
 
 def case_sizes_seen(daemon: Daemon) -> Any:
-    def alike() -> Iterator[tuple[Any, Any]]:
+    def batches() -> Iterator[tuple[Any, Any]]:
         for size in (3,) * 9 + (1,):
             yield np.ones((size, 3), "float32"), np.ones((size, 1), "float32")
 
@@ -225,36 +235,36 @@ def case_sizes_seen(daemon: Daemon) -> Any:
     fit_meters.METRICS_INTERVAL_SECONDS, feed = 0.0, fit_meters._make_input_meter
     fit_meters._make_input_meter = lambda *_: None  # of several looks each step would have one
     try:
-        dataset = tf.data.Dataset.from_generator(alike, output_signature=signature)
+        dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
         model().fit(dataset, verbose=0, callbacks=[daemon.callback(interval=0)])
     finally:
         fit_meters.METRICS_INTERVAL_SECONDS, fit_meters._make_input_meter = 1.0, feed
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_sizes_unknown(daemon: Daemon) -> Any:
     fit_stream(model(), daemon.callback())
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_sizes_of_fixed_shape(daemon: Daemon) -> Any:
     model().fit(
-        tf.data.Dataset.from_tensor_slices(data()).batch(4, drop_remainder=True),
+        tf.data.Dataset.from_tensor_slices(make_data()).batch(4, drop_remainder=True),
         verbose=0,
         callbacks=[daemon.callback()],
     )
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_own_step(daemon: Daemon) -> Any:
-    trained = Raising()
+    trained = RaisingModel()
     trained.compile("sgd", "mse")
     fit(trained, daemon.callback(loss=True))
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_own_loop(daemon: Daemon) -> Any:
-    trained, (x, y) = model(), data()
+    trained, (x, y) = model(), make_data()
     hooks = keras.callbacks.CallbackList([daemon.callback(loss=True)], model=trained)  # and no params
     hooks.on_train_begin()
     for epoch in range(2):
@@ -264,14 +274,14 @@ def case_own_loop(daemon: Daemon) -> Any:
             hooks.on_train_batch_end(batch, {"loss": trained.train_on_batch(x, y)})
         hooks.on_epoch_end(epoch)
     hooks.on_train_end()
-    return daemon.received()
+    return daemon.receive_all()
 
 
 def case_train_on_batch(daemon: Daemon) -> Any:
     """Train as docs/use/custom-loops.md describes it."""
-    trained, (x, y) = model(), data()
+    trained, (x, y) = model(), make_data()
     with watch("on batches", socket=daemon.path, devices=CPU) as run:
         for batch in run.batches([(x[at : at + 2], y[at : at + 2]) for at in range(0, len(x), 2)]):
             loss = trained.train_on_batch(*batch)
             run.step(batch_size=len(batch[0]), loss=loss)
-    return {"loss": float(loss), "messages": daemon.received()}
+    return {"loss": float(loss), "messages": daemon.receive_all()}

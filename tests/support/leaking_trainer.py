@@ -30,8 +30,8 @@ TEETH = 6
 SPARE = 4 * MIB  # left when it stops
 
 
-class Keep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Keeps memory, by the kind of leak."""
+class LeakingCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Callback that leaks memory in the way of `kind`."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ class Keep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
         self.kept: list[tf.Variable] = []
         self.limit = int(os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"]) * MIB
 
-    def keep(self, size: int) -> None:
-        """Keep this many bytes."""
+    def leak(self, size: int) -> None:
+        """Leak this many bytes."""
         if self.limit - tf.config.experimental.get_memory_info("CPU:0")["current"] < SPARE + size:
             # Not by an out-of-memory: TensorFlow's allocator would wait ten seconds for memory to be freed.
             # What is free lies in pieces, and a step wants some of it too.
@@ -56,14 +56,14 @@ class Keep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
         self.due = max(self.due, now - MAX_LATE_SECONDS) + STEP_SECONDS
         time.sleep(max(self.due - now, 0.0))
         if self.epoch < TEETH:
-            self.keep(A_TOOTH // STEPS)
+            self.leak(A_TOOTH // STEPS)
         elif self.kind == "steps":
-            self.keep(A_STEP)
+            self.leak(A_STEP)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - likewise
         """Leak memory in validation."""
         if self.kind == "validation" and self.epoch >= TEETH:
-            self.keep(A_VALIDATION)
+            self.leak(A_VALIDATION)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - likewise
         """Free the memory, or start to leak."""
@@ -73,12 +73,12 @@ class Keep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - likewise
         """Report the epoch."""
-        report(leaks=epoch >= TEETH, **tf.config.experimental.get_memory_info("CPU:0"))
+        print_line(leaks=epoch >= TEETH, **tf.config.experimental.get_memory_info("CPU:0"))
 
 
-def report(**said: Any) -> None:
+def print_line(**fields: Any) -> None:
     """Write a line."""
-    sys.stdout.write(json.dumps({"at": time.monotonic(), **said}) + "\n")
+    sys.stdout.write(json.dumps({"at": time.monotonic(), **fields}) + "\n")
     sys.stdout.flush()
 
 
@@ -94,7 +94,7 @@ def main(uuid: str, kind: str) -> None:
         validation_data=data.take(16).batch(16),
         epochs=10**9,
         verbose=0,
-        callbacks=[warden, Keep(kind)],
+        callbacks=[warden, LeakingCallback(kind)],
     )
     os._exit(0)  # what Python and TensorFlow tidy up takes seconds on a busy machine, in which no memory grows
 

@@ -39,17 +39,19 @@ def dataset(size: int) -> Any:
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(size)
 
 
-def values(trained: Any) -> list[Any]:
+def read_values(trained: Any) -> list[Any]:
     """Return the value of each variable."""
     return [np.asarray(each).tolist() for each in (*trained.variables, *trained.optimizer.variables)]
 
 
-def alike(one: Any, other: Any) -> bool:
+def have_same_values(one: Any, other: Any) -> bool:
     """Return whether two models have the same values, except for the order of sums."""
-    return all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(values(one), values(other), strict=True))
+    return all(
+        np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(read_values(one), read_values(other), strict=True)
+    )
 
 
-def raised(call: Callable[[], Any]) -> dict[str, Any]:
+def describe_exception(call: Callable[[], Any]) -> dict[str, Any]:
     """Return the exception that a call raises."""
     try:
         call()
@@ -58,7 +60,7 @@ def raised(call: Callable[[], Any]) -> dict[str, Any]:
     return {"type": None}
 
 
-class Pair(keras.Model):  # type: ignore[misc] # Keras ships no types
+class TwoOptimizerModel(keras.Model):  # type: ignore[misc] # Keras ships no types
     """Trains two layers, each with an optimizer of its own; the second is built by its first step."""
 
     def __init__(self) -> None:
@@ -85,7 +87,7 @@ class Pair(keras.Model):  # type: ignore[misc] # Keras ships no types
         return {"loss": loss}
 
 
-def pair(second: Any = None, of: Callable[[], Any] = Pair) -> Any:
+def make_two_optimizer_model(second: Any = None, of: Callable[[], Any] = TwoOptimizerModel) -> Any:
     made = of()
     made.compile("adam", second or keras.optimizers.Adagrad(0.1))  # whose variables do not begin with zeros
     return made

@@ -43,22 +43,22 @@ class Training:
 
 
 @dataclass
-class Seen:
+class DetectedLeaks:
     """Results of each poll, and the time when there was no memory left, if ever."""
 
     polls: list[tuple[float, Leak | None]] = field(default_factory=list)
     ended: float | None = None
 
     @property
-    def grows(self) -> list[tuple[float, Leak]]:
+    def leaks(self) -> list[tuple[float, Leak]]:
         """The polls at which it grew."""
         return [(at, growth) for at, growth in self.polls if growth is not None]
 
 
-class Memory(Downsampled[MemoryWindow]):
+class MemorySeries(Downsampled[MemoryWindow]):
     """Series of a run's memory in use."""
 
-    def report(self, at: float, current: float, peak: float | None = None, limit: float | None = None) -> None:
+    def add_report(self, at: float, current: float, peak: float | None = None, limit: float | None = None) -> None:
         """Add one report, in bytes."""
         memory = DeviceMemory(int(current), int(current if peak is None else peak))
         since = at if self.newest is None else self.newest.ended
@@ -95,15 +95,15 @@ def _reports(training: Training) -> Iterator[tuple[float, float, float]]:
         at += training.step
 
 
-def watched(training: Training, *, scale: float = 1.0, shift: float = 0.0) -> Seen:
+def detect_leaks(training: Training, *, scale: float = 1.0, shift: float = 0.0) -> DetectedLeaks:
     """Simulate the training, and evaluate each poll. Bytes are multiplied by `scale`, times shifted by `shift`."""
-    seen, memory, watch, due = Seen(), Memory(), LeakDetector(), POLL_SECONDS
+    seen, memory, watch, due = DetectedLeaks(), MemorySeries(), LeakDetector(), POLL_SECONDS
     try:
         for at, current, peak in _reports(training):
             while at >= due:
                 seen.polls.append((due, watch.evaluate(memory, due + shift)))
                 due += POLL_SECONDS
-            memory.report(at + shift, current * scale, peak * scale, training.cap * scale)
+            memory.add_report(at + shift, current * scale, peak * scale, training.cap * scale)
     except OutOfMemoryError as error:
         seen.ended = error.args[0]
     return seen

@@ -40,7 +40,7 @@ class Certificate:
         return context
 
 
-def certificate(folder: Path) -> Certificate:
+def make_certificate(folder: Path) -> Certificate:
     """Make one, with openssl."""
     made = Certificate(folder / "cert.pem", folder / "key.pem")
     command = [needs("openssl", "openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
@@ -50,7 +50,7 @@ def certificate(folder: Path) -> Certificate:
 
 
 @dataclass(frozen=True)
-class Posted:
+class PostedRequest:
     """One request."""
 
     path: str
@@ -67,7 +67,7 @@ class HttpReceiver:
     def __init__(self, server: ThreadingHTTPServer, scheme: str) -> None:
         self.port = server.server_address[1]
         self.url = f"{scheme}://127.0.0.1:{self.port}"
-        self.got: queue.Queue[Posted] = queue.Queue()
+        self.got: queue.Queue[PostedRequest] = queue.Queue()
         self.asked = 0
         self.status, self.answer = 200, b"ok"
         self.headers: dict[str, str] = {}
@@ -75,7 +75,7 @@ class HttpReceiver:
         self.free.set()
         self.whole.set()
 
-    def next(self, besides: float = 0.0) -> Posted:
+    def receive(self, besides: float = 0.0) -> PostedRequest:
         """Wait for the next request that was answered with success; `besides` are more seconds to wait."""
         return self.got.get(timeout=PATIENCE + besides)
 
@@ -91,7 +91,7 @@ def http_receiver(tls: ssl.SSLContext | None = None) -> Iterator[HttpReceiver]:
             receiver.free.wait(PATIENCE)
             status = receiver.status
             if status == 200:
-                receiver.got.put(Posted(self.path, dict(self.headers), json.loads(body)))
+                receiver.got.put(PostedRequest(self.path, dict(self.headers), json.loads(body)))
             self.send_response(status)
             for name, value in receiver.headers.items():
                 self.send_header(name, value)
@@ -133,17 +133,17 @@ class MailReceiver:
     refused: set[str] = field(default_factory=set)
     passwords: dict[str, str] = field(default_factory=dict)
     refusal: str = "550 5.1.1 no such user here"
-    to: list[list[str]] = field(default_factory=list)
-    got: queue.Queue[EmailMessage] = field(default_factory=queue.Queue)
+    recipients: list[list[str]] = field(default_factory=list)
+    received: queue.Queue[EmailMessage] = field(default_factory=queue.Queue)
 
     @property
     def address(self) -> str:
         """Address on which it listens."""
         return f"127.0.0.1:{self.port}"
 
-    def next(self) -> EmailMessage:
+    def receive(self) -> EmailMessage:
         """Wait for the next mail."""
-        return self.got.get(timeout=PATIENCE)
+        return self.received.get(timeout=PATIENCE)
 
     async def handle_RCPT(  # noqa: N802 - named by aiosmtpd, as the next
         self, _server: SMTP, _session: Session, envelope: Envelope, address: str, _options: list[str]
@@ -160,8 +160,8 @@ class MailReceiver:
         assert isinstance(content, bytes)
         mail = message_from_bytes(content, policy=policy.default)
         assert isinstance(mail, EmailMessage)
-        self.to.append(list(envelope.rcpt_tos))
-        self.got.put(mail)
+        self.recipients.append(list(envelope.rcpt_tos))
+        self.received.put(mail)
         return "250 taken"
 
 
@@ -211,7 +211,7 @@ def dripping_receiver(answer: bytes, pause: float) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def hasty_receiver(answer: bytes) -> Iterator[int]:
+def closing_receiver(answer: bytes) -> Iterator[int]:
     """Answer the first client and close, without reading its request; return the port."""
 
     def refuse(server: socket.socket) -> None:

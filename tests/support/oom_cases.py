@@ -1,4 +1,4 @@
-"""Real out-of-memories: `python oom_cases.py UUID UUID` plays a case for each line of its input.
+"""Real out-of-memories: `python oom_cases.py UUID UUID` runs a case for each line of its input.
 
 It prints what each raised, after the ten seconds for which this allocator hopes for memory. The wrapper stands before
 TensorFlow's functions as the Keras callback puts it there; the run reports to GPUWARDEN_SOCKET. The two parts of the
@@ -44,7 +44,7 @@ class Observer:
         """Make nothing of the end of data."""
 
 
-class Installer(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class WrapInstaller(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Puts the wrapper before Keras's functions."""
 
     def __init__(self, observer: Observer) -> None:
@@ -95,22 +95,22 @@ def case_graph(observer: Observer) -> None:
 
 
 def case_validation(observer: Observer) -> None:
-    model(10_000).fit(batches(10), validation_data=batches(10_004), verbose=0, callbacks=[Installer(observer)])
+    model(10_000).fit(batches(10), validation_data=batches(10_004), verbose=0, callbacks=[WrapInstaller(observer)])
 
 
 def case_mirrored(observer: Observer) -> None:
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         trained = model(10_000)
-    trained.fit(batches(20_010), verbose=0, callbacks=[Installer(observer)])
+    trained.fit(batches(20_010), verbose=0, callbacks=[WrapInstaller(observer)])
 
 
 def case_pipeline(observer: Observer) -> None:
     large = batches(10).map(lambda x, y: (x + tf.reduce_sum(tf.zeros((tf.shape(x)[0] * 1_000, 10_005))), y))
-    model(10).fit(large, verbose=0, callbacks=[Installer(observer)])
+    model(10).fit(large, verbose=0, callbacks=[WrapInstaller(observer)])
 
 
 def case_jit(observer: Observer) -> None:
-    model(10_000, jit_compile=True).fit(batches(10_006), verbose=0, callbacks=[Installer(observer)])
+    model(10_000, jit_compile=True).fit(batches(10_006), verbose=0, callbacks=[WrapInstaller(observer)])
 
 
 def case_shape(observer: Observer) -> None:
@@ -129,7 +129,7 @@ def case_eager(observer: Observer) -> None:
     wrap(step, observer)()
 
 
-def play(name: str, observer: Observer) -> dict[str, Any]:
+def run_case(name: str, observer: Observer) -> dict[str, Any]:
     """Run a case; return the exception, and how many more bytes are in use afterwards than before."""
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
     raised = text = ""
@@ -153,7 +153,7 @@ def main() -> None:
     observer = Observer(run)
     gc.disable()  # what is free is free without it
     for line in sys.stdin:
-        print(json.dumps(play(line.strip(), observer)), flush=True)
+        print(json.dumps(run_case(line.strip(), observer)), flush=True)
         gc.collect()
     sys.stdout.flush()
     os._exit(0)  # after an out-of-memory in compiled code this allocator fails its own checks at exit

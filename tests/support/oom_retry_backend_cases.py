@@ -20,7 +20,7 @@ X = np.arange(96, dtype="float32").reshape(32, 3) / 10
 Y = X.sum(axis=1, keepdims=True)
 
 
-class Greedy(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
+class OverAllocatingLayer(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
     """Allocates too much if the batch is too large."""
 
     def call(self, x: Any) -> Any:  # noqa: D102 - Keras's
@@ -35,33 +35,33 @@ class Greedy(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
 def model() -> Any:
     """Make the same model each time."""
     keras.utils.set_random_seed(1)
-    layers = [keras.layers.Input((3,)), Greedy(), keras.layers.Dropout(0.2, seed=3), keras.layers.Dense(1)]
+    layers = [keras.layers.Input((3,)), OverAllocatingLayer(), keras.layers.Dropout(0.2, seed=3), keras.layers.Dense(1)]
     made = keras.Sequential(layers)
     made.compile("adam", "mse", run_eagerly=True)  # compiled, XLA would never make the ones
     return made
 
 
-def values(of: Any) -> list[Any]:
+def read_values(of: Any) -> list[Any]:
     """Return the value of each variable."""
     found = (*of.variables, *of.optimizer.variables, *of.metrics_variables)
     return [keras.ops.convert_to_numpy(each).tolist() for each in found]
 
 
-def searched() -> Any:
+def search() -> Any:
     """Search with a new model and with one that has trained."""
     tried = []
     for trained in (False, True):
         of = model()
         if trained:
             of.fit(X, Y, batch_size=4, verbose=0)
-        before, built, function = values(of), of.optimizer.built, of.train_function
+        before, built, function = read_values(of), of.optimizer.built, of.train_function
         size = find_batch_size(of, (X, Y), margin=0)
-        tried.append([size, before == values(of), built == of.optimizer.built, function is of.train_function])
+        tried.append([size, before == read_values(of), built == of.optimizer.built, function is of.train_function])
         of.fit(X, Y, batch_size=4, verbose=0)
     return tried
 
 
-def wrapped() -> Any:
+def search_wrapped_module() -> Any:
     """Search with a torch module that has buffers, in a model within the model, and with dropout of torch's own."""
     torch = sys.modules["torch"]
     module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5))
@@ -76,7 +76,7 @@ def wrapped() -> Any:
     return [size, same, bool(torch.equal(seed, torch.get_rng_state()))]
 
 
-def retried() -> Any:
+def retry() -> Any:
     """Retry, and compare with a plain fit of the batch size that fits."""
     of, plain = model(), model()
     history = fit_with_oom_retry(of, lambda _: (X, Y), 32, epochs=2, verbose=0, shuffle=False)
@@ -85,7 +85,7 @@ def retried() -> Any:
     return [history.batch_sizes, history.oom_retries, all(weights)]
 
 
-def outcome(call: Any) -> Any:
+def run_case(call: Any) -> Any:
     """Return what a call returns, or the type that it raises."""
     try:
         return call()
@@ -96,11 +96,11 @@ def outcome(call: Any) -> Any:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     cases = {
-        "searched": outcome(searched),
-        "retried": outcome(retried),
+        "searched": run_case(search),
+        "retried": run_case(retry),
     }
     if keras.backend.backend() == "torch":
-        cases["wrapped"] = outcome(wrapped)
+        cases["wrapped"] = run_case(search_wrapped_module)
     print(json.dumps(cases))  # noqa: T201 - the result
     sys.stdout.flush()
     os._exit(0)

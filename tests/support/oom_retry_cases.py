@@ -19,19 +19,19 @@ from memory_limited_model import (
     WIDTH,
     X,
     Y,
-    alike,
     dataset,
+    describe_exception,
+    have_same_values,
+    make_two_optimizer_model,
     model,
-    pair,
-    raised,
 )
 from receiver import Receiver
-from training_cases import cases_in, serve
+from training_cases import find_cases, run_and_print
 
 from gpuwarden.keras import GpuWarden, fit_with_oom_retry, keras
 
 
-class Counts(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class HookRecorder(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Notes the hooks of a training that are called."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Counts(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no t
         self.hooks.append("end")
 
 
-class Grows(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class GrowingCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Takes two thirds of the memory permanently when the second epoch starts."""
 
     held: Any = None
@@ -58,7 +58,7 @@ class Grows(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
             self.held = [tf.zeros((1 << 18,)) + 1 for _ in range(44)]  # of 1 MiB each
 
 
-class Raises(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class RaiseInSecondEpoch(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Raises when the second epoch starts."""
 
     def __init__(self, error: BaseException) -> None:
@@ -71,7 +71,7 @@ class Raises(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no t
 
 
 def case_two_retries(folder: Path) -> Any:
-    daemon, counts = Receiver(folder / "two.sock"), Counts()
+    daemon, counts = Receiver(folder / "two.sock"), HookRecorder()
     trained = model()
     history = fit_with_oom_retry(
         trained,
@@ -87,7 +87,7 @@ def case_two_retries(folder: Path) -> Any:
     last: Any = reports[-1]
     return {
         "losses": [history.history["loss"], expected.history["loss"]],
-        "alike": alike(trained, plain),
+        "equal": have_same_values(trained, plain),
         "epochs": history.epoch,
         "sizes": history.batch_sizes,
         "retries": history.oom_retries,
@@ -98,7 +98,7 @@ def case_two_retries(folder: Path) -> Any:
 
 
 def case_later(folder: Path) -> Any:
-    grows, stopping = Grows(), keras.callbacks.EarlyStopping("loss", patience=5)
+    grows, stopping = GrowingCallback(), keras.callbacks.EarlyStopping("loss", patience=5)
     trained = model()
     path = folder / "kept.weights.h5"
     history = fit_with_oom_retry(
@@ -111,7 +111,7 @@ def case_later(folder: Path) -> Any:
     return {
         "sizes": history.batch_sizes,
         "losses": [history.history["loss"][1:], rest.history["loss"]],
-        "alike": alike(trained, plain),
+        "equal": have_same_values(trained, plain),
         "best": [stopping.best, min(history.history["loss"])],
         "kept": path.exists(),
     }
@@ -119,7 +119,7 @@ def case_later(folder: Path) -> Any:
 
 def case_validation(_: Path) -> Any:
     trained = model()
-    own = raised(
+    own = describe_exception(
         lambda: fit_with_oom_retry(trained, dataset, 1024, verbose=0, validation_data=dataset(EXAMPLES), epochs=1)
     )
     history = fit_with_oom_retry(
@@ -128,7 +128,7 @@ def case_validation(_: Path) -> Any:
     return {"own": own, "sizes": history.batch_sizes, "logs": sorted(history.history)}
 
 
-class Begins(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class OverAllocateAtStart(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Wants more than there is before the first epoch."""
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: D102, ARG002
@@ -142,7 +142,9 @@ def case_before_the_first_epoch(folder: Path) -> Any:
     trained.set_weights([each + 1 for each in before])
     trained.save_weights(file)
     trained.set_weights(before)
-    seen = raised(lambda: fit_with_oom_retry(trained, dataset, 64, checkpoint=file, callbacks=[Begins()], verbose=0))
+    seen = describe_exception(
+        lambda: fit_with_oom_retry(trained, dataset, 64, checkpoint=file, callbacks=[OverAllocateAtStart()], verbose=0)
+    )
     return {**seen, "same": all(map(np.array_equal, trained.get_weights(), before))}
 
 
@@ -162,7 +164,7 @@ def case_half_written(folder: Path) -> Any:
     made = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(8), Unwritable(1)])
     made.compile("adam", "mse")
     before, file = made.get_weights(), folder / "deeper" / "kept.weights.h5"
-    seen = raised(lambda: fit_with_oom_retry(made, dataset, 1024, epochs=3, checkpoint=file, verbose=0))
+    seen = describe_exception(lambda: fit_with_oom_retry(made, dataset, 1024, epochs=3, checkpoint=file, verbose=0))
     moved = not all(map(np.array_equal, made.get_weights(), before))
     made.load_weights(file)
     return {
@@ -173,7 +175,7 @@ def case_half_written(folder: Path) -> Any:
     }
 
 
-class Own(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
+class OwnLossLayer(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
     """Has a loss of its own, so that training wants no y."""
 
     def call(self, x: Any) -> Any:  # noqa: D102
@@ -184,7 +186,9 @@ class Own(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
 def case_without_y(_: Path) -> Any:
     def steps(x: Any) -> Any:
         inputs = {"a": keras.layers.Input((3,), name="a")} if isinstance(x, dict) else keras.layers.Input((3,))
-        made = keras.Model(inputs, Own()(keras.layers.Dense(1)(inputs["a"] if isinstance(x, dict) else inputs)))
+        made = keras.Model(
+            inputs, OwnLossLayer()(keras.layers.Dense(1)(inputs["a"] if isinstance(x, dict) else inputs))
+        )
         made.compile("sgd")
         fit_with_oom_retry(made, lambda _: x, 4096, verbose=0)
         return int(made.optimizer.iterations)
@@ -192,7 +196,7 @@ def case_without_y(_: Path) -> Any:
     return {"array": steps(X), "dict": steps({"a": X}), "tuple": steps((X,))}
 
 
-class Validates(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class ValidationCounter(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Counts the batches of validation."""
 
     batches = 0
@@ -203,7 +207,7 @@ class Validates(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
 def case_validated(_: Path) -> Any:
     def batches(make: Callable[[int], Any], **given: Any) -> list[int]:
-        counts = Validates()
+        counts = ValidationCounter()
         history = fit_with_oom_retry(model(), make, 4096, epochs=1, verbose=0, callbacks=[counts], **given)
         return [history.batch_sizes[0], counts.batches]
 
@@ -218,20 +222,22 @@ def case_validated(_: Path) -> Any:
 def case_exhausted(_: Path) -> Any:
     asked: list[int] = []
 
-    def blind(size: int) -> Any:
+    def ignore_size(size: int) -> Any:
         asked.append(size)
         return dataset(EXAMPLES)
 
-    last = raised(lambda: fit_with_oom_retry(model(), blind, 8, verbose=0, tries=2))
-    smallest = raised(lambda: fit_with_oom_retry(model(), dataset, 4096, verbose=0, smallest=4096))
+    last = describe_exception(lambda: fit_with_oom_retry(model(), ignore_size, 8, verbose=0, tries=2))
+    smallest = describe_exception(lambda: fit_with_oom_retry(model(), dataset, 4096, verbose=0, smallest=4096))
     return {"asked": asked, "last": last, "smallest": smallest}
 
 
 def case_other_errors(_: Path) -> Any:
     def fails(error: BaseException) -> dict[str, Any]:
-        counts = Counts()
-        seen = raised(
-            lambda: fit_with_oom_retry(model(), dataset, 1024, epochs=2, verbose=0, callbacks=[counts, Raises(error)])
+        counts = HookRecorder()
+        seen = describe_exception(
+            lambda: fit_with_oom_retry(
+                model(), dataset, 1024, epochs=2, verbose=0, callbacks=[counts, RaiseInSecondEpoch(error)]
+            )
         )
         return {**seen, "hooks": counts.hooks}
 
@@ -250,14 +256,16 @@ def case_other_errors(_: Path) -> Any:
         "error": fails(ValueError("from a callback")),
         "interrupt": fails(KeyboardInterrupt()),
         "host": fails(MemoryError("of the host")),
-        "dataset": raised(lambda: fit_with_oom_retry(model(), broken, 8)),
-        "fixed": raised(lambda: fit_with_oom_retry(model(), lambda _: dataset(64).take(9).rebatch(32, True), 64)),
-        "list": raised(lambda: fit_with_oom_retry(model(), lambda _: [X, Y], 64)),
-        "nothing": raised(lambda: fit_with_oom_retry(model(), lambda _: None, 64)),
+        "dataset": describe_exception(lambda: fit_with_oom_retry(model(), broken, 8)),
+        "fixed": describe_exception(
+            lambda: fit_with_oom_retry(model(), lambda _: dataset(64).take(9).rebatch(32, True), 64)
+        ),
+        "list": describe_exception(lambda: fit_with_oom_retry(model(), lambda _: [X, Y], 64)),
+        "nothing": describe_exception(lambda: fit_with_oom_retry(model(), lambda _: None, 64)),
     }
 
 
-class Runs(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class OutOfMemoryOnce(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Runs out of memory once, in one hook of an epoch: in TensorFlow's words, without the 10 s that it waits first."""
 
     def __init__(self, epoch: int, hook: str) -> None:
@@ -269,21 +277,21 @@ class Runs(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
         if batch == 1:
-            self._out("batch")
+            self._run_out("batch")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
-        self._out("epoch")
+        self._run_out("epoch")
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: D102, ARG002
-        self._out("train")
+        self._run_out("train")
 
-    def _out(self, hook: str) -> None:
+    def _run_out(self, hook: str) -> None:
         if (self._now, self._hook) == (self._epoch, hook):
             self._hook = ""
             raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[9,9]")
 
 
-def scaled() -> Any:
+def make_scaled_optimizer() -> Any:
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adagrad(0.1))
 
 
@@ -295,8 +303,12 @@ def case_second_optimizer(_: Path) -> Any:
         ("later", 1, [1024, 512]),
         ("scales the loss", 0, [512, 512]),
     ):
-        trained, plain = (pair(scaled() if name == "scales the loss" else None) for _ in range(2))
-        history = fit_with_oom_retry(trained, dataset, 1024, epochs=2, verbose=0, callbacks=[Runs(epoch, "batch")])
+        trained, plain = (
+            make_two_optimizer_model(make_scaled_optimizer() if name == "scales the loss" else None) for _ in range(2)
+        )
+        history = fit_with_oom_retry(
+            trained, dataset, 1024, epochs=2, verbose=0, callbacks=[OutOfMemoryOnce(epoch, "batch")]
+        )
         for begun, size in enumerate(sizes):
             plain.fit(dataset(size), initial_epoch=begun, epochs=begun + 1, verbose=0)
         one, other = ([np.asarray(each) for each in of.other.variables] for of in (trained, plain))
@@ -308,35 +320,37 @@ def case_second_optimizer(_: Path) -> Any:
     return outcomes
 
 
-class Breaks(Runs):
+class BreakRestore(OutOfMemoryOnce):
     """Runs out of memory, and leaves a model that cannot be restored."""
 
-    def _out(self, hook: str) -> None:
+    def _run_out(self, hook: str) -> None:
         def fails() -> None:
             raise LookupError("nothing there")
 
         self.model.reset_metrics = fails
-        super()._out(hook)
+        super()._run_out(hook)
 
 
 def case_unrestorable(_: Path) -> Any:
     made = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     made.compile("adam", "mse")
-    return raised(lambda: fit_with_oom_retry(made, dataset, 1024, verbose=0, callbacks=[Breaks(0, "batch")]))
+    return describe_exception(
+        lambda: fit_with_oom_retry(made, dataset, 1024, verbose=0, callbacks=[BreakRestore(0, "batch")])
+    )
 
 
 def case_of_a_callback(_: Path) -> Any:
     outcomes = {}
     for hook in ("epoch", "train"):
-        counts = Counts()
-        seen = raised(
+        counts = HookRecorder()
+        seen = describe_exception(
             lambda: fit_with_oom_retry(
                 model(),
                 dataset,
                 1024,
                 epochs=2,
                 verbose=0,
-                callbacks=[counts, Runs(1, hook)],  # noqa: B023 - called here
+                callbacks=[counts, OutOfMemoryOnce(1, hook)],  # noqa: B023 - called here
             )
         )
         outcomes[hook] = {**seen, "hooks": counts.hooks}
@@ -358,8 +372,8 @@ class Unsavable(keras.layers.Dense):  # type: ignore[misc] # Keras ships no type
 def case_of_the_checkpoint(folder: Path) -> Any:
     made = keras.Sequential([keras.layers.Input((3,)), Unsavable(1)])
     made.compile("adam", "mse")
-    counts, file = Counts(), folder / "second.weights.h5"
-    seen = raised(
+    counts, file = HookRecorder(), folder / "second.weights.h5"
+    seen = describe_exception(
         lambda: fit_with_oom_retry(made, dataset, 1024, epochs=3, verbose=0, callbacks=[counts], checkpoint=file)
     )
     return {**seen, "hooks": counts.hooks}
@@ -368,7 +382,7 @@ def case_of_the_checkpoint(folder: Path) -> Any:
 def case_arguments(_: Path) -> Any:
     def wrong(**changed: Any) -> dict[str, Any]:
         given: dict[str, Any] = {"model": model(), "make_dataset": dataset, "batch_size": 8, "verbose": 0, **changed}
-        return raised(lambda: fit_with_oom_retry(**given))
+        return describe_exception(lambda: fit_with_oom_retry(**given))
 
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = "0", "2"
@@ -393,7 +407,7 @@ def case_arguments(_: Path) -> Any:
         "uncompiled": wrong(model=uncompiled),
         "unbuilt": wrong(model=unbuilt),
         "schedule": wrong(model=model(keras.optimizers.Adam(schedule))),
-        "second_schedule": wrong(model=pair(keras.optimizers.SGD(schedule))),
+        "second_schedule": wrong(model=make_two_optimizer_model(keras.optimizers.SGD(schedule))),
         "scaled_schedule": wrong(model=model(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(schedule)))),
     }
 
@@ -401,5 +415,5 @@ def case_arguments(_: Path) -> Any:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # Keras's of shuffle
     gc.freeze()  # what is imported stays: collecting need not look at it
-    cases = cases_in(globals())
-    serve({name: cases[name] for name in sys.argv[2:] or cases}, lambda path: path.parent)
+    cases = find_cases(globals())
+    run_and_print({name: cases[name] for name in sys.argv[2:] or cases}, lambda path: path.parent)

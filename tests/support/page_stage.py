@@ -18,13 +18,13 @@ from gpuwarden.state import State
 from gpuwarden.web import static_files
 from gpuwarden.web.api.state_document import StateInputs, render_state
 from gpuwarden.web.http_messages import HttpRequest, HttpResponse
-from snapshots import detected
+from snapshots import detect
 
 SOCKET = Path("/run/gpuwarden/run.sock")
 NO_HISTORY: dict[str, Any] = {"version": 1, "timestamp_seconds": [], "gpus": {}, "runs": {}}
 
 
-class Stage:
+class StagedPages:
     """A web server with `answer` as the state; None is answered as a daemon does that has had no poll."""
 
     def __init__(self, url: str) -> None:
@@ -66,22 +66,22 @@ class Stage:
 
     def show(self, tab: Tab, state: State, **changes: Any) -> str:
         """Open the page on a poll, of which `changes` replaces keys, and return its visible text."""
-        self.answer = answer(state) | changes
+        self.answer = make_document(state) | changes
         tab.open(self.url)
-        tab.until("document.querySelector('#foot a')")
+        tab.wait_until("document.querySelector('#foot a')")
         return tab.text()
 
 
-def answer(state: State) -> dict[str, Any]:
+def make_document(state: State) -> dict[str, Any]:
     """Return the API's document of a poll."""
-    state = detected(state)
+    state = detect(state)
     events = EventLog()
     events.add_poll(state)
     return dict(json.loads(render_state(StateInputs(state, HistorySeries(), events, str, SOCKET, 1.0, 15.0))))
 
 
 @contextlib.contextmanager
-def stage() -> Iterator[Stage]:
+def serve_pages() -> Iterator[StagedPages]:
     """Run a stage."""
 
     class Handler(QuietHandler):
@@ -96,5 +96,5 @@ def stage() -> Iterator[Stage]:
             self.wfile.write(response.body)
 
     with serve(Handler) as port:
-        made = Stage(f"http://127.0.0.1:{port}/")
+        made = StagedPages(f"http://127.0.0.1:{port}/")
         yield made

@@ -23,7 +23,7 @@ SLOW = DEFAULT_PLAN.slow_interval
 PATIENCE_SECONDS = 0.5  # that a call which hangs is waited for
 
 
-def written(snapshot: Snapshot) -> list[dict[str, Any]]:
+def json_from_snapshot(snapshot: Snapshot) -> list[dict[str, Any]]:
     """Return each GPU in JSON types; labels come after the metric's name."""
     return [
         {
@@ -70,20 +70,20 @@ class PolledDriver:
         assert answer, "the process has ended"
         return [SimpleNamespace(**gpu) for gpu in json.loads(answer)]
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End it."""
         self._process.kill()
         self._process.communicate()
 
 
 @contextmanager
-def polling(env: Mapping[str, str], *opted_in: str) -> Iterator[PolledDriver]:
+def run_polled_driver(env: Mapping[str, str], *opted_in: str) -> Iterator[PolledDriver]:
     """Start a process and end it."""
     driver = PolledDriver(env, frozenset(opted_in) if opted_in else DEFAULT_PLAN.opted_in)
     try:
         yield driver
     finally:
-        driver.end()
+        driver.stop()
 
 
 async def _serve(opted_in: frozenset[str]) -> None:
@@ -91,7 +91,7 @@ async def _serve(opted_in: frozenset[str]) -> None:
     poller = Poller(binding(), PATIENCE_SECONDS, plan=Plan(SLOW, opted_in), clock=clock)
     while line := await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
         clock.sleep(float(line))
-        print(json.dumps(written(await poller.poll())), flush=True)  # noqa: T201 - the test reads it
+        print(json.dumps(json_from_snapshot(await poller.poll())), flush=True)  # noqa: T201 - the test reads it
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def fork_for_orders() -> dict[str, Any] | None:
     return None
 
 
-def enter(order: dict[str, Any]) -> None:
+def set_up_process(order: dict[str, Any]) -> None:
     """Give this process what a program that is started has: time, folder, environment, arguments, files."""
     signal.alarm(PROGRAM_SECONDS)
     os.chdir(order["folder"])
@@ -45,5 +45,5 @@ if __name__ == "__main__":
         importlib.import_module(each)
     order = fork_for_orders()
     if order:
-        enter(order)
+        set_up_process(order)
         runpy.run_path(order["program"], run_name="__main__")

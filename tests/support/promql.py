@@ -32,7 +32,7 @@ def _parts(expression: str) -> list[promql.Expr]:
     return parts
 
 
-def selectors(expression: str) -> list[tuple[str, frozenset[str]]]:
+def parse_selectors(expression: str) -> list[tuple[str, frozenset[str]]]:
     """Return the series an expression selects: each one's name and the labels it matches on."""
     return [
         (part.name or "", frozenset(matcher.name for matcher in part.matchers.matchers))
@@ -41,7 +41,7 @@ def selectors(expression: str) -> list[tuple[str, frozenset[str]]]:
     ]
 
 
-def matchers(expression: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
+def parse_matchers(expression: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
     """Return the series an expression selects: each one's name and by label how it is matched and with what."""
     return [
         (part.name or "", {each.name: (str(each.op), each.value) for each in part.matchers.matchers})
@@ -50,7 +50,7 @@ def matchers(expression: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
     ]
 
 
-def numbers(expression: str) -> list[float]:
+def parse_numbers(expression: str) -> list[float]:
     """Return the number literals of an expression and the seconds of its ranges and offsets, in their order."""
     found: list[float] = []
     for part in _parts(expression):
@@ -63,7 +63,7 @@ def numbers(expression: str) -> list[float]:
     return found
 
 
-def grouping(expression: str) -> set[str]:
+def parse_grouping(expression: str) -> set[str]:
     """Return the labels an expression groups by, matches on, or takes over by group_left."""
     found: set[str] = set()
     for part in _parts(expression):
@@ -75,7 +75,7 @@ def grouping(expression: str) -> set[str]:
     return found
 
 
-def made(expression: str) -> set[str]:
+def parse_created_labels(expression: str) -> set[str]:
     """Return the labels an expression makes by label_replace."""
     calls = [part for part in _parts(expression) if isinstance(part, promql.Call)]
     return {call.args[1].val for call in calls if call.func.name == "label_replace"}
@@ -86,7 +86,7 @@ def _recorded(expression: str, known: Mapping[str, frozenset[str]]) -> frozenset
     whole = promql.parse(expression)
     if isinstance(whole, promql.AggregateExpr) and whole.modifier:
         return frozenset(whole.modifier.labels)
-    return frozenset().union(*(known[name] for name, _labels in selectors(expression)))
+    return frozenset().union(*(known[name] for name, _labels in parse_selectors(expression)))
 
 
 # Samples by name with the labels they have: the daemon's own, and those Prometheus makes.
@@ -102,10 +102,10 @@ for _name, _expr in RECORDED.items():  # each may be made of those before it
     SAMPLES[_name] = _recorded(fill_places(_expr, Choices().values()), SAMPLES)
 
 
-def unknown(expression: str) -> set[str]:
+def find_unknown_names(expression: str) -> set[str]:
     """Return the names in an expression that no sample has: metrics, and labels that its metrics do not have."""
-    chosen = selectors(expression)
+    chosen = parse_selectors(expression)
     bad = {name for name, _labels in chosen if name not in SAMPLES}
     bad |= {f"{name}{{{label}}}" for name, labels in chosen for label in labels - SAMPLES.get(name, labels)}
     carried = frozenset().union(*(SAMPLES.get(name, frozenset()) for name, _labels in chosen))
-    return bad | (grouping(expression) - carried - made(expression))
+    return bad | (parse_grouping(expression) - carried - parse_created_labels(expression))

@@ -59,15 +59,15 @@ def _unit(part: Any) -> dict[str, int]:  # noqa: PLR0911 - one for each kind of 
         case promql.MatrixSelector():
             return _unit(part.vector_selector)
         case promql.Call():
-            return _called(part)
+            return _unit_of_call(part)
         case promql.BinaryExpr():
-            return _joined(str(part.op), part)
+            return _unit_of_operation(str(part.op), part)
         case promql.AggregateExpr() if str(part.op) in {"count", "group"}:
             return {}
     return _unit(part.expr)
 
 
-def _called(part: promql.Call) -> dict[str, int]:
+def _unit_of_call(part: promql.Call) -> dict[str, int]:
     name = part.func.name
     if name == "time":
         return {"seconds": 1}
@@ -78,10 +78,10 @@ def _called(part: promql.Call) -> dict[str, int]:
         promql.walk(part.args[1], found.append)
         (buckets,) = (each for each in found if isinstance(each, promql.VectorSelector))
         return _unit(buckets)
-    return _times(_unit(part.args[0]), {"seconds": -1} if name in _BY_TIME else {})
+    return _multiply(_unit(part.args[0]), {"seconds": -1} if name in _BY_TIME else {})
 
 
-def _joined(op: str, part: promql.BinaryExpr) -> dict[str, int]:
+def _unit_of_operation(op: str, part: promql.BinaryExpr) -> dict[str, int]:
     left = _unit(part.lhs)
     if op in {"and", "unless"}:
         return left
@@ -89,7 +89,7 @@ def _joined(op: str, part: promql.BinaryExpr) -> dict[str, int]:
     numbers = [side.val for side in (part.lhs, part.rhs) if isinstance(side, promql.NumberLiteral)]
     if op in {"*", "/"}:
         sign = 1 if op == "*" else -1
-        return {} if 0 in numbers else _times(left, {name: sign * power for name, power in right.items()})
+        return {} if 0 in numbers else _multiply(left, {name: sign * power for name, power in right.items()})
     if left != right and not numbers:
         raise ValueError(f"{left} {op} {right}: {part}")
     if part.modifier and part.modifier.return_bool:
@@ -97,7 +97,7 @@ def _joined(op: str, part: promql.BinaryExpr) -> dict[str, int]:
     return left or right
 
 
-def _times(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
+def _multiply(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
     powers = Counter(left)
     powers.update(right)
     return {name: power for name, power in powers.items() if power}

@@ -50,7 +50,7 @@ class Terminal:
         if hasattr(self, "_screen"):
             self._screen.resize(lines, columns)
 
-    def _take(self, seconds: float) -> bool:
+    def _read_within(self, seconds: float) -> bool:
         """Read the output within that time; return whether there may be more."""
         ready, _, _ = select.select([self._ours], [], [], seconds)
         if not ready:
@@ -63,9 +63,9 @@ class Terminal:
         self._stream.feed(read)
         return bool(read)
 
-    def take(self) -> None:
+    def read_output(self) -> None:
         """Read the output up to now."""
-        while self._take(0) and select.select([self._ours], [], [], 0)[0]:
+        while self._read_within(0) and select.select([self._ours], [], [], 0)[0]:
             pass
 
     def lines(self) -> list[str]:
@@ -81,11 +81,11 @@ class Terminal:
         buffer: Any = self._screen.buffer
         return {buffer[y][x].fg for y in range(self._screen.lines) for x in range(self._screen.columns)} - {"default"}
 
-    def until(self, condition: Callable[[str], object], what: str, limit: float = 60.0) -> list[str]:
+    def wait_until(self, condition: Callable[[str], object], what: str, limit: float = 60.0) -> list[str]:
         """Wait for it to show something, and return the lines; fail after `limit` seconds."""
         end = time.monotonic() + limit
         while not condition(self.text()):
-            if time.monotonic() > end or not self._take(0.1):
+            if time.monotonic() > end or not self._read_within(0.1):
                 raise AssertionError(f"not seen: {what}\n{self.text()}")
         return self.lines()
 
@@ -93,16 +93,16 @@ class Terminal:
         """Press keys."""
         os.write(self._ours, keys)
 
-    def end(self) -> int:
+    def wait(self) -> int:
         """Wait for the program to end; return its exit status."""
         end = time.monotonic() + 60
         while self.process.poll() is None:
-            self._take(0.05)
+            self._read_within(0.05)
             assert time.monotonic() < end, self.text()
-        self.take()
+        self.read_output()
         return self.process.returncode
 
-    def modes_now(self) -> list[Any]:
+    def read_modes(self) -> list[Any]:
         """Return how the terminal is set."""
         return termios.tcgetattr(self._theirs)
 
@@ -129,6 +129,6 @@ def terminal(
         made.close()
 
 
-def obeyed(written: bytes) -> set[bytes]:
+def list_control_sequences(written: bytes) -> set[bytes]:
     """Return the kinds of control sequences in it, without their numbers."""
     return set(re.findall(rb"\x1b(?:\[[?]?)?[0-9;]*(.)", written))

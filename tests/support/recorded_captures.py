@@ -18,7 +18,7 @@ INTERVAL = 2.0
 HOST = HostMemory(size=1 << 40, available=1 << 39)
 
 
-def recorded(box: Box, frames: int = 3) -> Capture:
+def record_capture(box: Box, frames: int = 3) -> Capture:
     """Record a simulated machine, advancing its clock."""
     return record(box.nvml, frames, INTERVAL, host_memory=lambda: HOST, sleep=box.clock.sleep, clock=box.clock)
 
@@ -28,7 +28,7 @@ def poll_once(nvml: Nvml) -> Snapshot:
     return asyncio.run(Poller(nvml, 30).poll())
 
 
-def replayed(capture: Capture) -> tuple[Nvml, Clock]:
+def replay_capture(capture: Capture) -> tuple[Nvml, Clock]:
     """Replay a capture on a separate clock."""
     clock = Clock()
     nvml = CapturedNvml(capture, clock).nvml

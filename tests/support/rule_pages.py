@@ -1,6 +1,7 @@
 """Which alerts fire on pages that the real daemon made, of a simulated box or a capture: promtool evaluates the rules.
 
-A test has the daemon polled over simulated time (`simulated`, `polled`) and asks what fired when (`episodes`).
+A test polls the daemon over simulated time (`scrape_simulation`, `scrape_polls`), and `evaluate_rules` returns what
+fired when.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Scrapes:
     taken: int = 0
     _values: dict[str, list[str]] = field(default_factory=dict)
 
-    def take(self, page: str | None) -> None:
+    def add(self, page: str | None) -> None:
         """Add one scrape; None is a daemon that does not answer. A series that is no longer there is stale at once."""
         lines = [] if page is None else [line for line in page.splitlines() if not line.startswith("#")]
         found = {f"up{{{TARGET}}}": str(int(page is not None)), **dict(map(_sample, lines))}
@@ -76,7 +77,7 @@ class Scrapes:
     def input_series(self, names: set[str]) -> list[dict[str, str]]:
         """Write the series of these names for a unit test of promtool."""
         return [
-            {"series": series, "values": _written(values)}
+            {"series": series, "values": _format_values(values)}
             for series, values in self._values.items()
             if series.partition("{")[0] in names
         ]
@@ -96,7 +97,7 @@ class Episode:
         return f"{self.begin:g} to {self.end:g} s: {self.alert} ({about})"
 
 
-def simulated(
+def scrape_simulation(
     seconds: float,
     act: Act = lambda _simulation, _now: None,
     change: Change = lambda state, _now: state,
@@ -112,18 +113,18 @@ def simulated(
     clock = history.Clock()
     simulation = FaultySimulation(gpus, clock.monotonic)
     source = history.simulated(simulation, clock)
-    return polled(source, clock, seconds, lambda now: act(simulation, now), change, config=config)
+    return scrape_polls(source, clock, seconds, lambda now: act(simulation, now), change, config=config)
 
 
-def captured(file: Path, seconds: float, config: Config | None = None) -> Scrapes:
+def scrape_capture(file: Path, seconds: float, config: Config | None = None) -> Scrapes:
     """Poll a box from a capture, whose frames come one after the other and then again."""
     replayed, clock = CapturedNvml(load_capture(file)), history.Clock()
-    return polled(
+    return scrape_polls(
         Source("capture", replayed.nvml, replayed.host_memory, clock.monotonic), clock, seconds, config=config
     )
 
 
-def polled(
+def scrape_polls(
     source: Source,
     clock: history.Clock,
     seconds: float,
@@ -140,7 +141,7 @@ def polled(
         while clock.now <= seconds:
             act(clock.now)
             state = change(await daemon.poll(), clock.now)
-            scrapes.take(exposition.render(read_tables(state)).text.decode())
+            scrapes.add(exposition.render(read_tables(state)).text.decode())
             clock.now += STEP
 
     with clock.running():
@@ -148,7 +149,7 @@ def polled(
     return scrapes
 
 
-def episodes(scrapes: Scrapes, folder: Path, *, every: float = STEP, rules: Path = RULES) -> list[Episode]:
+def evaluate_rules(scrapes: Scrapes, folder: Path, *, every: float = STEP, rules: Path = RULES) -> list[Episode]:
     """Return the alerts that fired, by start, at this evaluation interval; needs promtool."""
     times = [number * every for number in range(int(scrapes.seconds / every) + 1)]
     seen = dict(zip(times, _firing(scrapes, folder, times, rules), strict=True))
@@ -207,7 +208,7 @@ def _sample(line: str) -> tuple[str, str]:
     return f"{name}{{{labels}{',' if labels else ''}{TARGET}}}", value
 
 
-def _written(values: Sequence[str]) -> str:
+def _format_values(values: Sequence[str]) -> str:
     """Write values one after the other, and equal ones together."""
     runs = ((value, len(list(group))) for value, group in groupby(values))
     return " ".join(

@@ -1,4 +1,4 @@
-"""Clock of a scenario, which only polls turn: Python's clocks, waits of senders, and the selector of an event loop."""
+"""Clock of a scenario that only polls advance: Python's clocks, waits of senders, and the selector of an event loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTLE_SECONDS = 240.0  # real seconds that a thread of the daemon may take
 
 
 class Clock:
-    """Seconds since the start of the scenario, behind all of Python's clocks while `turned`."""
+    """Seconds since the start of the scenario, behind all of Python's clocks while `installed`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -35,7 +35,7 @@ class Clock:
         return EPOCH + self.now
 
     @contextmanager
-    def turned(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         """Replace the clocks of the module `time`, and those that functions of the daemon have as defaults."""
         gmtime = time.gmtime
         replaced: dict[Any, Any] = {
@@ -49,8 +49,8 @@ class Clock:
             for function in list(_functions()):
                 defaults = function.__defaults__ or ()
                 if any(map(_is_in(replaced), defaults)):
-                    turned = tuple(replaced[each] if _is_in(replaced)(each) else each for each in defaults)
-                    patch.setattr(function, "__defaults__", turned)
+                    replacements = tuple(replaced[each] if _is_in(replaced)(each) else each for each in defaults)
+                    patch.setattr(function, "__defaults__", replacements)
                 keyword_only = function.__kwdefaults__ or {}
                 for name, default in list(keyword_only.items()):
                     if _is_in(replaced)(default):
@@ -73,18 +73,18 @@ def _functions() -> Iterator[types.FunctionType]:
                 yield from filter(isfunction, members)
 
 
-class Turn(threading.Condition):
-    """Condition of a sender that wakes when the clock was turned, and not as real time passes."""
+class ClockCondition(threading.Condition):
+    """Condition of a sender that wakes when the clock advances, and not as real time passes."""
 
     def __init__(self) -> None:
         super().__init__()
         self._idle = threading.Event()
 
-    def wait(self, timeout: float | None = None) -> bool:  # noqa: ARG002, D102 - its seconds are turned
+    def wait(self, timeout: float | None = None) -> bool:  # noqa: ARG002, D102 - its seconds are of the scenario
         self._idle.set()
         return super().wait()
 
-    def settle(self) -> None:
+    def wake_and_wait(self) -> None:
         """Wake the thread, and return once it waits again."""
         with self:
             self._idle.clear()
@@ -93,7 +93,7 @@ class Turn(threading.Condition):
 
 
 class Selector(selectors.PollSelector):
-    """Selector of an event loop on the turned clock, which no timer turns but while the driver hangs."""
+    """Selector of an event loop on the scenario's clock, which no timer advances but while the driver hangs."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Daemon in process on a turned clock: the only module of the scenario tests that touches the daemon's internals.
+"""Daemon in process on a scenario's clock: the only module of the scenario tests that touches the daemon's internals.
 
 `Box` is a machine of scripted GPUs with a real `Daemon` on it. A scenario sets what the GPUs answer and what the runs
-report, polls, and reads back what the daemon shows, sends and stores. All clocks are turned by `poll`, and everything
+report, polls, and reads back what the daemon shows, sends and stores. `poll` advances all clocks, and everything
 that would come from this machine is replaced: host, processes, users, time zone, names.
 """
 
@@ -23,7 +23,7 @@ from typing import Any, cast
 import pytest
 import scenario_clock
 from faulty_simulation import FaultyGpu
-from scenario_clock import SETTLE_SECONDS, UPTIME, Clock, Selector, Turn
+from scenario_clock import SETTLE_SECONDS, UPTIME, Clock, ClockCondition, Selector
 from scripted_gpus import ScriptedSimulation
 
 import gpuwarden.alerts.delivery.dispatcher as delivery
@@ -56,7 +56,7 @@ FIRST_PID = 5_000_001  # above the kernel's PID_MAX_LIMIT of 2^22: never a proce
 
 
 @dataclass
-class Card:
+class ScriptedGpu:
     """Readings of one scripted GPU; a scenario sets them, and totals follow with time."""
 
     utilization_percent: int = 0
@@ -71,15 +71,17 @@ class Card:
     exchanged: float = 0.0
     memory: dict[int, int] = field(default_factory=dict)  # bytes by pid
 
-    def work(self, *, temperature: float = 62.0, power: float = 540.0, clock: int = 1980, reasons: str = "") -> None:
+    def set_training(
+        self, *, temperature: float = 62.0, power: float = 540.0, clock: int = 1980, reasons: str = ""
+    ) -> None:
         """Set the readings of a GPU that trains."""
         self.utilization_percent, self.bandwidth_percent = 96, 45
         self.temperature, self.power, self.clock = temperature, power, clock
         self.reasons = frozenset(reasons.split())
 
-    def rest(self) -> None:
+    def set_idle(self) -> None:
         """Set the readings of an idle GPU."""
-        idle = Card()
+        idle = ScriptedGpu()
         self.utilization_percent = self.bandwidth_percent = 0
         self.temperature, self.power, self.clock, self.reasons = idle.temperature, idle.power, idle.clock, idle.reasons
 
@@ -189,12 +191,12 @@ class _Lines(logging.Handler):
 
 
 class Box:
-    """Machine with scripted GPUs and a daemon. Made by `play`."""
+    """Machine with scripted GPUs and a daemon. Made by `run_scenario`."""
 
     def __init__(self, gpus: int, folder: Path, clock: Clock, patch: pytest.MonkeyPatch, selector: Selector) -> None:
         self.clock = clock
         self.timeline: list[str] = []
-        self.cards = [Card() for _ in range(gpus)]
+        self.cards = [ScriptedGpu() for _ in range(gpus)]
         self.host_available = 200 * GIB
         self._selector = selector
         self._now: list[str] = []  # lines of the poll under way
@@ -230,13 +232,13 @@ class Box:
         self._daemon = Daemon(self._config, self._source())
         self._pipeline = self._daemon.pipeline
         self._pipeline.sees_host = True
-        self._pipeline.run_server.send = self._take_advice  # type: ignore[method-assign]
+        self._pipeline.run_server.send = self._record_advice  # type: ignore[method-assign]
         target = cast("Any", _Target(self._config, self.record))
         self._dispatcher = delivery.Dispatcher(self._config, self._folder / "notified", [target])
         self._daemon._dispatcher = self._dispatcher
-        self._turns: list[Turn] = []
+        self._turns: list[ClockCondition] = []
         for sender in self._dispatcher._senders:
-            turn = sender._turn = Turn()
+            turn = sender._turn = ClockCondition()
             self._turns.append(turn)
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
@@ -295,7 +297,7 @@ class Box:
         for card in self.cards:
             card.memory.pop(peer.pid, None)
 
-    def forget_ends(self) -> None:
+    def hide_ends(self) -> None:
         """Hide the ends of processes up to now from every daemon."""
         self._exits.clear()
 
@@ -339,11 +341,11 @@ class Box:
     async def restart(self, seconds: float) -> None:
         """Stop the daemon, and start another one after that time, with the stored files of the first."""
         await self.close()
-        self._pass(self.clock.now + seconds)
+        self._advance(self.clock.now + seconds)
         self._make_daemon()
         await self.open()
 
-    def _pass(self, until: float) -> None:
+    def _advance(self, until: float) -> None:
         for card in self.cards:
             card.advance(until - self.clock.now)
         self.clock.now = until
@@ -351,7 +353,7 @@ class Box:
     async def poll(self) -> None:
         """Advance the clock to the next poll, and make the daemon poll; add its output to the timeline."""
         if self._daemon.routes.state is not None:
-            self._pass(INTERVAL * (self.clock.now // INTERVAL + 1))
+            self._advance(INTERVAL * (self.clock.now // INTERVAL + 1))
         await self._daemon.poll()
         await self._settle()
 
@@ -362,8 +364,8 @@ class Box:
         await self._daemon.flight_recorder.store.wait(60.0)
         self._selector.hangs = hangs
         for turn in self._turns:
-            turn.settle()
-        await self._note_events()
+            turn.wake_and_wait()
+        await self._record_events()
         self.timeline += [f"{self.clock.now:7.1f} {line}" for line in sorted(self._now, key=_rank)]
         self._now.clear()
 
@@ -441,7 +443,7 @@ class Box:
         await self._pipeline.recorder.open()
         self._dispatcher.start()
         for turn in self._turns:
-            turn.settle()  # with the alerts that an earlier daemon sent
+            turn.wake_and_wait()  # with the alerts that an earlier daemon sent
 
     async def _get(self, path: str) -> bytes:
         response = await self._daemon.web.router.respond(HttpRequest("GET", path, "", {}))
@@ -462,7 +464,7 @@ class Box:
         """Add a line to those of the current poll."""
         self._now.append(line)
 
-    def _take_advice(self, peer: ProcessKey, reply: Reply) -> bool:
+    def _record_advice(self, peer: ProcessKey, reply: Reply) -> bool:
         assert isinstance(reply, Advice)  # no run of a scenario asks for a summary
         resource = f" {reply.resource}" if reply.resource else ""
         self.record(f"advice to {peer.run_id} #{reply.serial} {reply.kind}{resource} {reply.level}: {reply.text}")
@@ -470,7 +472,7 @@ class Box:
             self.record(f"advice   headroom={reply.headroom} seconds_to_oom={reply.seconds_to_oom}")
         return True
 
-    async def _note_events(self) -> None:
+    async def _record_events(self) -> None:
         events = json.loads(await self._get("/api/v1/state"))["events"]
         new = [each for each in events if _event_key(each) not in self._seen_events]
         self._seen_events.update(map(_event_key, events))
@@ -492,11 +494,11 @@ def _rank(line: str) -> int:
     return min(_KINDS.index(kind), _KINDS.index("message"))
 
 
-def play(scenario: Callable[[Box], Coroutine[Any, Any, None]], gpus: int, folder: Path) -> None:
+def run_scenario(scenario: Callable[[Box], Coroutine[Any, Any, None]], gpus: int, folder: Path) -> None:
     """Run a scenario on a new box."""
     clock = Clock()
 
-    async def played() -> None:
+    async def run() -> None:
         with pytest.MonkeyPatch.context() as patch:
             box = Box(gpus, folder, clock, patch, selector)
             lines = _Lines(box.record)
@@ -512,10 +514,10 @@ def play(scenario: Callable[[Box], Coroutine[Any, Any, None]], gpus: int, folder
                 logger.removeHandler(lines)
                 logger.setLevel(level)
 
-    with clock.turned():
+    with clock.installed():
         selector = Selector(clock)
         loop = asyncio.SelectorEventLoop(selector)
         try:
-            loop.run_until_complete(played())
+            loop.run_until_complete(run())
         finally:
             loop.close()

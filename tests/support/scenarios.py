@@ -14,7 +14,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from scenario_daemon import GIB, INTERVAL, Box, play
+from scenario_daemon import GIB, INTERVAL, Box, run_scenario
 
 from gpuwarden.protocol.messages import (
     STEP_BUCKETS,
@@ -171,10 +171,10 @@ class Stage:
         trainer = Trainer(self.box, name, **settings)
         self.trainers.append(trainer)
         for gpu in trainer.gpus:
-            self.box.cards[gpu].work()
+            self.box.cards[gpu].set_training()
         return trainer
 
-    async def passes(self, seconds: float, each_poll: Callable[[], None] = lambda: None) -> None:
+    async def advance(self, seconds: float, each_poll: Callable[[], None] = lambda: None) -> None:
         """Advance the clock; `each_poll` is called before each poll."""
         for _ in range(round(seconds / INTERVAL)):
             each_poll()
@@ -187,25 +187,25 @@ class Stage:
         self.trainers.remove(trainer)
         for gpu in trainer.gpus:
             if not any(gpu in each.gpus for each in self.trainers):
-                self.box.cards[gpu].rest()
+                self.box.cards[gpu].set_idle()
 
     async def pin(self, phase: str) -> None:
         """Pin the page and the state: what has changed since the last pin."""
         self.box.timeline.append(f"{self.box.clock.now:7.1f} -- pinned: {phase}")
         samples = (line.rpartition(" ") for line in (await self.box.page()).splitlines())
         self._page.add(phase, {name: f"{float(value):.{DIGITS}g}" for name, _space, value in samples})
-        self._state.add(phase, dict(flattened(await self.box.state())))
+        self._state.add(phase, dict(flatten(await self.box.state())))
 
     async def documents(self) -> dict[str, str]:
         """Return all documents, at the end."""
         records = await self.box.records()
-        history = (f"{path} {value}" for path, value in flattened(await self.box.history(), lists=False))
+        history = (f"{path} {value}" for path, value in flatten(await self.box.history(), lists=False))
         documents = {
             "page.prom": _text(self._page.lines),
             "state.txt": _text(self._state.lines),
             "history.txt": _text(history),
             "timeline.txt": _text(self.box.timeline),
-            "records.txt": _text(f"{path} {value}" for path, value in flattened(_without_copies(records))),
+            "records.txt": _text(f"{path} {value}" for path, value in flatten(_without_copies(records))),
             "runs.txt": await self.box.runs_text(records),
         }
         for index in range(len(self.box.cards)):
@@ -234,10 +234,10 @@ class _Changes:
         back = {name for name in now.keys() - before.keys() if last.get(name) == now[name]}
         changed = (name for name, value in now.items() if before.get(name) != value and name not in back)
         self.lines += sorted(f"{name} {now[name]}" for name in changed)
-        self.lines += self._grouped(back, "back as it was")
-        self.lines += self._grouped(before.keys() - now.keys(), "gone")
+        self.lines += self._group(back, "back as it was")
+        self.lines += self._group(before.keys() - now.keys(), "gone")
 
-    def _grouped(self, names: Iterable[str], what: str) -> list[str]:
+    def _group(self, names: Iterable[str], what: str) -> list[str]:
         """Write which series or values appeared or disappeared together, as the count of each metric or object."""
         count = Counter(name.partition("{")[0] if "{" in name else name.rpartition(".")[0] or name for name in names)
         text = ", ".join(f"{group} ({count[group]})" for group in sorted(count))
@@ -259,31 +259,31 @@ def _without_copies(records: Any) -> Any:
     return {**listing, **order, "listed_otherwise": differing, "listed_without": lacking, "records": whole}
 
 
-def flattened(value: Any, path: str = "", *, lists: bool = True) -> Iterator[tuple[str, str]]:
+def flatten(value: Any, path: str = "", *, lists: bool = True) -> Iterator[tuple[str, str]]:
     """Yield the leaves of a document by their paths.
 
     Lists and short objects of numbers alone are one leaf, other lists too without `lists`.
     """
     if isinstance(value, dict) and not _is_short(value):
         for name, each in value.items():
-            yield from flattened(each, f"{path}.{name}" if path else name, lists=lists)
+            yield from flatten(each, f"{path}.{name}" if path else name, lists=lists)
     elif isinstance(value, list) and lists and any(isinstance(each, (dict, list)) for each in value):
         for number, each in enumerate(value):
-            yield from flattened(each, f"{path}[{number}]", lists=lists)
+            yield from flatten(each, f"{path}[{number}]", lists=lists)
     else:
-        yield path, json.dumps(_rounded(value), ensure_ascii=False)
+        yield path, json.dumps(_round(value), ensure_ascii=False)
 
 
 def _is_short(values: dict[str, Any]) -> bool:
     return all(isinstance(each, (int, float)) for each in values.values()) and len(str(values)) <= MAX_LEAF
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     """Round the numbers of a leaf, whose last digits depend on the order of additions."""
     if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
+        return {name: _round(each) for name, each in value.items()}
     if isinstance(value, list):
-        return [_rounded(each) for each in value]
+        return [_round(each) for each in value]
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
@@ -293,17 +293,17 @@ def _text(lines: Iterable[str]) -> str:
 
 async def healthy(stage: Stage) -> None:
     """Train on one of two GPUs and finish; a second run still trains at the end."""
-    await stage.passes(INTERVAL)
+    await stage.advance(INTERVAL)
     await stage.pin("idle")
     run = stage.train("resnet50", pool=70 * GIB, in_use=30 * GIB, slurm_job="4711")
-    await stage.passes(180)
+    await stage.advance(180)
     await stage.pin("training")
     run.finish()
     stage.remove(run)
-    await stage.passes(30)
+    await stage.advance(30)
     await stage.pin("finished")
     stage.train("resnet50", pool=70 * GIB, in_use=34 * GIB, slurm_job="4712", batch_size=96)
-    await stage.passes(60)
+    await stage.advance(60)
     await stage.pin("a second run")
 
 
@@ -314,35 +314,35 @@ async def leak(stage: Stage) -> None:
     def grow() -> None:
         run.in_use += 600 * MIB
 
-    await stage.passes(30)
+    await stage.advance(30)
     await stage.pin("before the leak")
-    await stage.passes(240, grow)
+    await stage.advance(240, grow)
     await stage.pin("leak")
-    await stage.passes(240, grow)
+    await stage.advance(240, grow)
     await stage.pin("shortly before the end")
     while run.in_use + 600 * MIB < CAPACITY - CONTEXT:
-        await stage.passes(INTERVAL, grow)
+        await stage.advance(INTERVAL, grow)
     run.fail(900 * MIB)
     stage.remove(run)
-    await stage.passes(INTERVAL)
+    await stage.advance(INTERVAL)
     await stage.pin("out of memory")
-    await stage.passes(120)
+    await stage.advance(120)
     await stage.pin("afterwards")
 
 
 async def lost_gpu(stage: Stage) -> None:
     """Lose the GPU of a run, with an XID in the kernel log; it answers again after two minutes."""
     stage.train("bert", gpus=(1,), framework=JAX, pool=60 * GIB, in_use=40 * GIB, limit=60 * GIB)
-    await stage.passes(60)
+    await stage.advance(60)
     await stage.pin("training")
     stage.box.log_xid(1, 79, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
     stage.box.gpu(1).lose(GPU_IS_LOST)
     stage.trainers[0].stalled = True
-    await stage.passes(120)
+    await stage.advance(120)
     await stage.pin("lost")
     stage.box.gpu(1).restore()
     stage.trainers[0].stalled = False
-    await stage.passes(180)
+    await stage.advance(180)
     await stage.pin("answers again")
 
 
@@ -350,13 +350,13 @@ async def out_of_memory(stage: Stage) -> None:
     """Fail in the first step, which needs more than the GPU has; a second run trains with a smaller batch."""
     run = stage.train("gpt", uid=1002, in_use=12 * GIB, batch_size=512)
     run.stalled = True  # no step yet
-    await stage.passes(20)
+    await stage.advance(20)
     run.fail(90 * GIB)
     stage.remove(run)
-    await stage.passes(30)
+    await stage.advance(30)
     await stage.pin("failed")
     run = stage.train("gpt", uid=1002, in_use=40 * GIB, batch_size=128)
-    await stage.passes(90)
+    await stage.advance(90)
     await stage.pin("a smaller batch")
 
 
@@ -364,20 +364,20 @@ async def throttling(stage: Stage) -> None:
     """Heat the GPU of a run until software and then hardware slows it down; then cool it."""
     card = stage.box.cards[0]
     stage.train("vit", in_use=30 * GIB)
-    await stage.passes(60)
+    await stage.advance(60)
     await stage.pin("cool")
-    card.work(temperature=83, power=650, reasons="sw_power_cap")
-    await stage.passes(90)
+    card.set_training(temperature=83, power=650, reasons="sw_power_cap")
+    await stage.advance(90)
     await stage.pin("hot")
-    card.work(temperature=87, power=600, clock=1500, reasons="sw_thermal_slowdown")
-    await stage.passes(180)
+    card.set_training(temperature=87, power=600, clock=1500, reasons="sw_thermal_slowdown")
+    await stage.advance(180)
     await stage.pin("slowed by software")
-    card.work(temperature=90, power=400, clock=990, reasons="hw_slowdown hw_thermal_slowdown")
+    card.set_training(temperature=90, power=400, clock=990, reasons="hw_slowdown hw_thermal_slowdown")
     stage.box.log_xid(0, 63, "pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping")
-    await stage.passes(120)
+    await stage.advance(120)
     await stage.pin("slowed by hardware")
-    card.work()
-    await stage.passes(240)
+    card.set_training()
+    await stage.advance(240)
     await stage.pin("cool again")
 
 
@@ -385,17 +385,17 @@ async def ranks(stage: Stage) -> None:
     """Stall a job on three GPUs for rank 1, resume it, and kill rank 2, after which the others stall."""
     for rank in range(3):
         stage.train("llama", gpus=(rank,), in_use=30 * GIB, job="llama-7", rank=rank, world_size=3, slurm_job="99")
-    await stage.passes(120)
+    await stage.advance(120)
     await stage.pin("training")
     for trainer in stage.trainers:
         trainer.stalled = True
         stage.box.cards[trainer.gpus[0]].utilization_percent = 100 if trainer.rank != 1 else 0
-    await stage.passes(120)
+    await stage.advance(120)
     await stage.pin("rank 1 stalls")
     for trainer in stage.trainers:
         trainer.stalled = False
-        stage.box.cards[trainer.gpus[0]].work()
-    await stage.passes(30)
+        stage.box.cards[trainer.gpus[0]].set_training()
+    await stage.advance(30)
     await stage.pin("training again")
     killed = stage.trainers[2]
     stage.box.log_xid(2, 31, f"pid={killed.peer.pid}, name=python, Ch 00000008, MMU Fault: ENGINE GRAPHICS")
@@ -403,14 +403,14 @@ async def ranks(stage: Stage) -> None:
     stage.remove(killed)
     for trainer in stage.trainers:
         trainer.stalled = True
-    await stage.passes(150)
+    await stage.advance(150)
     await stage.pin("rank 2 was killed")
 
 
 async def co_tenant(stage: Stage) -> None:
     """Let another user's process take memory on the GPU of a run, which then runs out of it."""
     run = stage.train("diffusion", in_use=30 * GIB)
-    await stage.passes(60)
+    await stage.advance(60)
     await stage.pin("alone")
     other = stage.box.start(1002, comm="jupyter", unit="jupyter.service")
     memory = stage.box.cards[0].memory
@@ -419,14 +419,14 @@ async def co_tenant(stage: Stage) -> None:
     def grow() -> None:
         memory[other.pid] += GIB
 
-    await stage.passes(150, grow)
+    await stage.advance(150, grow)
     await stage.pin("the co_tenant grows")
     memory[other.pid] = CAPACITY - memory[run.peer.pid] - GIB
-    await stage.passes(60)
+    await stage.advance(60)
     await stage.pin("the co_tenant has taken most")
     run.fail(4 * GIB)
     stage.remove(run)
-    await stage.passes(30)
+    await stage.advance(30)
     await stage.pin("out of memory")
 
 
@@ -441,42 +441,42 @@ async def host_memory(stage: Stage) -> None:
         stage.box.host_available = 200 * GIB - held
         stage.box.use_host(run.peer, held)
 
-    await stage.passes(60)
+    await stage.advance(60)
     await stage.pin("before")
-    await stage.passes(600, grow)
+    await stage.advance(600, grow)
     await stage.pin("host memory grows")
     while held < 196 * GIB:
-        await stage.passes(INTERVAL, grow)
+        await stage.advance(INTERVAL, grow)
     await stage.pin("shortly before the end")
     place = "nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/user.slice,task=python"
     stage.box.log_kernel(f"oom-kill:constraint=CONSTRAINT_NONE,{place},pid={run.peer.pid},uid=1001")
     stage.box.host_available = 200 * GIB
     stage.box.end(run.peer, SIGKILL)
     stage.remove(run)
-    await stage.passes(60)
+    await stage.advance(60)
     await stage.pin("killed")
 
 
 async def driver(stage: Stage) -> None:
     """Unload the driver and load it again, make it hang for some polls, and release it by a pause."""
     stage.train("resnet", in_use=30 * GIB)
-    await stage.passes(60)
+    await stage.advance(60)
     await stage.pin("training")
     stage.box.break_driver(DRIVER_NOT_LOADED)
-    await stage.passes(90)
+    await stage.advance(90)
     await stage.pin("unloaded")
     await stage.box.restore_driver()
-    await stage.passes(60)
+    await stage.advance(60)
     await stage.pin("loaded again")
     stage.box.hang_driver()
-    await stage.passes(60)
+    await stage.advance(60)
     await stage.pin("hung")
     await stage.box.restore_driver()
-    await stage.passes(60)
+    await stage.advance(60)
     await stage.pin("answers again")
     await stage.box.pause(20)
     await stage.pin("paused")
-    await stage.passes(60)
+    await stage.advance(60)
     await stage.pin("after the pause")
 
 
@@ -484,22 +484,22 @@ async def restart(stage: Stage) -> None:
     """Restart the daemon under two runs, one of which is near out of memory and one of which ends meanwhile."""
     full = stage.train("bert", in_use=76 * GIB)
     ends = stage.train("resnet", gpus=(1,), in_use=20 * GIB, uid=1002)
-    await stage.passes(120)
+    await stage.advance(120)
     await stage.pin("before")
     stage.remove(ends)
     stage.box.end(ends.peer)
-    stage.box.forget_ends()
+    stage.box.hide_ends()
     await stage.box.restart(30)
     full.connect()
-    await stage.passes(INTERVAL)
+    await stage.advance(INTERVAL)
     await stage.pin("the first poll of the next daemon")
-    await stage.passes(60)
+    await stage.advance(60)
     full.in_use, full.pool = 30 * GIB, 31 * GIB
-    await stage.passes(180)
+    await stage.advance(180)
     await stage.pin("memory released")
     full.finish()
     stage.remove(full)
-    await stage.passes(30)
+    await stage.advance(30)
     await stage.pin("finished")
 
 
@@ -530,10 +530,10 @@ def documents(name: str, folder: Path) -> dict[str, str]:
     scenario = SCENARIOS[name]
     made: dict[str, str] = {}
 
-    async def played(box: Box) -> None:
+    async def script(box: Box) -> None:
         stage = Stage(box, whole=name == "healthy")
         await scenario.play(stage)
         made.update(await stage.documents())
 
-    play(played, scenario.gpus, folder)
+    run_scenario(script, scenario.gpus, folder)
     return made

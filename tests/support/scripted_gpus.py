@@ -63,7 +63,7 @@ class ScriptedSimulation(FaultySimulation):
         self._read: tuple[float, Frame] | None = None
         super().__init__(len(boards), clock)
         for index in range(len(boards)):
-            self.idle(index)
+            self.set_idle(index)
         self._same = super()._frame().gpus
 
     def _frame(self) -> Frame:

@@ -38,7 +38,7 @@ class Loop:
         """Run a coroutine on the loop and return its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE)
 
-    def until(self, holds: Callable[[], bool]) -> None:
+    def wait_until(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition on the server is true; it is evaluated on the loop."""
 
         async def wait() -> None:
@@ -75,7 +75,7 @@ def broken(_: HttpRequest) -> HttpResponse:
     raise RuntimeError("a fault of the handler")
 
 
-def named(request: HttpRequest) -> HttpResponse:
+def echo_path(request: HttpRequest) -> HttpResponse:
     """Respond with the path and a content security policy."""
     return HttpResponse(200, request.path.encode() * 200, headers={"content-security-policy": "default-src 'self'"})
 
@@ -86,12 +86,12 @@ ROUTES: Mapping[str, Handler] = {
     "/-/healthy": healthy,
     "/broken": broken,
     "/huge": lambda _: HttpResponse(200, HUGE),
-    "/runs/": named,
+    "/runs/": echo_path,
 }
 
 
 @contextmanager
-def serving(
+def run_server(
     loop: Loop, host: str = "127.0.0.1", routes: Mapping[str, Handler] = ROUTES, **limits: Any
 ) -> Iterator[WebServer]:
     """Run a server on the loop."""
@@ -139,7 +139,7 @@ def exchange(server: WebServer, sent: bytes) -> bytes:
         return read_all(client)
 
 
-def status_of(answer: bytes) -> int:
+def parse_status(answer: bytes) -> int:
     """Return the status code of a raw response."""
     return int(answer.split(b" ", 2)[1])
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 
 
-def until(condition: Callable[[], T | None], what: str, limit: float = 60.0) -> T:
+def wait_until(condition: Callable[[], T | None], what: str, limit: float = 60.0) -> T:
     """Wait for a condition to give something true, and return it; fail after `limit` seconds.
 
     The longer it takes, the less often it is checked: a check may cost as much as what it waits for.
@@ -85,7 +85,7 @@ class Process:
         """Return the output up to now."""
         return self.log.read_bytes()[self._began :].decode(errors="replace")
 
-    def say(self, word: str) -> None:
+    def send_line(self, word: str) -> None:
         """Write a line to its standard input."""
         assert self.popen.stdin is not None
         self.popen.stdin.write(word.encode() + b"\n")
@@ -123,7 +123,7 @@ class Daemon(Process):
         # As systemd sets it: the records of one test's runs are none of another's past.
         state = {"STATE_DIRECTORY": str(folder / "state")}
         super().__init__([*command, "--socket", str(self.socket)], folder / "daemon.log", {**state, **(env or {})})
-        self.url = until(self._find_url, "the daemon says where it listens")
+        self.url = wait_until(self._find_url, "the daemon says where it listens")
         self.port = int(self.url.rpartition(":")[2])
 
     def _find_url(self) -> str:
@@ -148,12 +148,12 @@ class Daemon(Process):
         """Return the current metrics page."""
         return Samples(self.page())
 
-    def order(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run_subcommand(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `gpuwarden pause` or `resume` against it."""
         return run_command(*arguments, "--control", str(self.socket.parent / "control.sock"))
 
 
-def altered(constants: Mapping[str, Any]) -> tuple[str, str]:
+def alter_constants(constants: Mapping[str, Any]) -> tuple[str, str]:
     """Return the program of a daemon with constants set to what a test needs, by MODULE:NAME."""
     return str(ROOT / "tests/support/altered_daemon.py"), json.dumps(constants)
 
@@ -224,9 +224,9 @@ class Prometheus(Process):
         command += [f"--storage.tsdb.path={folder}/data", f"--web.listen-address=127.0.0.1:{port}"]
         super().__init__(command, folder / "prometheus.log")
         self.url = f"http://127.0.0.1:{port}"
-        until(lambda: fetch(f"{self.url}/-/ready"), "Prometheus is ready")
+        wait_until(lambda: fetch(f"{self.url}/-/ready"), "Prometheus is ready")
 
-    def _ask(self, path: str, **parameters: str) -> Any:
+    def _get(self, path: str, **parameters: str) -> Any:
         body = fetch(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}")
         answer = json.loads(body)
         assert answer["status"] == "success", body
@@ -234,7 +234,7 @@ class Prometheus(Process):
 
     def query(self, expression: str) -> dict[tuple[tuple[str, str], ...], float]:
         """Return the value of each series, by its sorted labels."""
-        found = self._ask("query", query=expression)["result"]
+        found = self._get("query", query=expression)["result"]
         return {tuple(sorted(each["metric"].items())): float(each["value"][1]) for each in found}
 
     def value(self, expression: str) -> float | None:
@@ -245,7 +245,7 @@ class Prometheus(Process):
 
     def firing(self) -> set[str]:
         """Return the names of the alerts that fire now."""
-        return {a["labels"]["alertname"] for a in self._ask("alerts")["alerts"] if a["state"] == "firing"}
+        return {a["labels"]["alertname"] for a in self._get("alerts")["alerts"] if a["state"] == "firing"}
 
 
 class Alertmanager(Process):
@@ -262,9 +262,9 @@ class Alertmanager(Process):
         command = [program, f"--config.file={folder}/alertmanager.yml", f"--storage.path={folder}/data"]
         command += [f"--web.listen-address={self.address}", "--cluster.listen-address="]
         super().__init__(command, folder / "alertmanager.log")
-        until(self._ready, "Alertmanager is ready")
+        wait_until(self._is_ready, "Alertmanager is ready")
 
-    def _ready(self) -> bool:
+    def _is_ready(self) -> bool:
         assert self.popen.poll() is None, self.output()
         return bool(fetch(f"http://{self.address}/-/ready"))
 
@@ -273,7 +273,7 @@ class Alertmanager(Process):
         found: list[dict[str, Any]] = json.loads(fetch(f"http://{self.address}/api/v2/alerts") or "[]")
         return found
 
-    def take(self, *alerts: Mapping[str, Any]) -> None:
+    def post(self, *alerts: Mapping[str, Any]) -> None:
         """Post alerts to it, as Prometheus does."""
         body, kind = json.dumps(alerts).encode(), {"Content-Type": "application/json"}
         urllib.request.urlopen(
@@ -282,7 +282,7 @@ class Alertmanager(Process):
 
 
 @contextlib.contextmanager
-def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+def sleeping_process() -> Iterator[subprocess.Popen[bytes]]:
     """Start a process that does nothing, and end it."""
     with subprocess.Popen(["sleep", "600"]) as process:
         try:
@@ -292,7 +292,7 @@ def sleeping() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextlib.contextmanager
-def ending(*processes: Process) -> Iterator[None]:
+def end_processes(*processes: Process) -> Iterator[None]:
     """End the processes in any case; show the output of each if the test fails."""
     try:
         yield

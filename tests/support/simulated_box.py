@@ -15,7 +15,7 @@ from gpuwarden.nvml.interface import Handle
 
 
 @contextmanager
-def simulated(gpus: int) -> Iterator[FaultySimulation]:
+def make_simulation(gpus: int) -> Iterator[FaultySimulation]:
     """Yield a simulated machine; end its hangs afterwards."""
     box = FaultySimulation(gpus=gpus)
     yield box

@@ -21,7 +21,7 @@ def gpu(index: int, *, free: int = 10 * GIB, held: Mapping[int, int | None] | No
     return Gpu(identity, None, readings=readings, processes=processes, last_success=1.0)
 
 
-def divided(index: int, *, free: Sequence[int], held: Mapping[int, int] | None = None) -> Gpu:
+def mig_gpu(index: int, *, free: Sequence[int], held: Mapping[int, int] | None = None) -> Gpu:
     """Make a GPU with a MIG instance MIG-<index>-<n> for each entry of `free`; `held` maps pids to theirs."""
     whole = gpu(index, free=sum(free))
     mig = tuple(
@@ -37,6 +37,6 @@ def snapshot(*gpus: Gpu) -> Snapshot:
     return Snapshot(1.0, 0.001, None, DriverVersions("590.48.01", "13.1"), len(gpus), gpus, 1.0)
 
 
-def detected(state: State) -> State:
+def detect(state: State) -> State:
     """Return a state with what the detector finds at its first poll."""
     return replace(state, detection=Detector().evaluate(state, 0.0))

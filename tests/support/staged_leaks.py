@@ -232,7 +232,7 @@ def keras_callback() -> tuple[Expected, Census]:
 
     taken: list[Census] = []
 
-    class Spy(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    class StepRecorder(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
         def __init__(self) -> None:
             super().__init__()
             self.seen: list[Any] = []
@@ -240,15 +240,15 @@ def keras_callback() -> tuple[Expected, Census]:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.seen.append(make_tensor())  # LEAK keras_callback
 
-    class Taker(keras.callbacks.Callback):  # type: ignore[misc] # likewise
+    class CensusAtEnd(keras.callbacks.Callback):  # type: ignore[misc] # likewise
         def on_train_end(self, logs: Any = None) -> None:
             taken.append(measure())
 
     model = keras.Sequential([keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
     model.compile("adam", "mse")
     data = np.zeros((COUNT, 4), "float32")
-    model.fit(data, data[:, :1], batch_size=1, verbose=0, callbacks=[Spy(), Taker()])
-    return Expected("list `Spy.seen`", "keras_callback"), taken[0]
+    model.fit(data, data[:, :1], batch_size=1, verbose=0, callbacks=[StepRecorder(), CensusAtEnd()])
+    return Expected("list `StepRecorder.seen`", "keras_callback"), taken[0]
 
 
 loss_history: list[Any] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import pytest
-from services import until
+from services import wait_until
 
 from mock_nvml import MockNvml
 
@@ -205,7 +205,7 @@ def test_gpm_sample_of_two_threads_ends_the_process(mock_nvml: MockNvml, start: 
     nvml.ask("globals().update(sample=nvmlGpmSampleAlloc(), threading=__import__('threading')) or 0")
     mock_nvml.hang(0, "nvmlGpmSampleGet")
     nvml.ask("threading.Thread(target=nvmlGpmSampleGet, args=(gpu(0), sample), daemon=True).start()")
-    until(lambda: mock_nvml.calls().get("nvmlGpmSampleGet"), "the call that hangs")
+    wait_until(lambda: mock_nvml.calls().get("nvmlGpmSampleGet"), "the call that hangs")
     nvml.begin("nvmlGpmSampleFree(sample)")
     status, complaints = nvml.end()
     assert status != 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from promql import grouping, numbers, selectors, unknown
+from promql import find_unknown_names, parse_grouping, parse_numbers, parse_selectors
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,12 @@ from promql import grouping, numbers, selectors, unknown
 )
 def test_a_name_no_sample_has_is_found(expression: str, wrong: set[str]) -> None:
     """Metrics and labels are compared with the tables wherever PromQL can name them."""
-    assert unknown(expression) == wrong
+    assert find_unknown_names(expression) == wrong
 
 
 def test_nothing_in_an_expression_is_overlooked() -> None:
     """Every operand, nested or within a range, is walked."""
     expression = "max by (a) (rate(x{b='1'}[5m])) * on (c) group_left (d) y > 3 and z offset 1m unless -w"
-    assert [name for name, _labels in selectors(expression)] == ["x", "y", "z", "w"]
-    assert grouping(expression) == {"a", "c", "d"}
-    assert numbers(expression) == [300, 3, 60]
+    assert [name for name, _labels in parse_selectors(expression)] == ["x", "y", "z", "w"]
+    assert parse_grouping(expression) == {"a", "c", "d"}
+    assert parse_numbers(expression) == [300, 3, 60]

@@ -1,7 +1,7 @@
 """Cases of real training: a script runs them in a process of one framework, and each test checks its case's result.
 
-A script has functions `case_NAME` and ends with `serve`. Nothing here needs more than the standard library: another
-environment's Python can run it too.
+A script has functions `case_NAME` and ends with `run_and_print`. Nothing here needs more than the standard library:
+another environment's Python can run it too.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Case = dict[str, Any]
 Message = dict[str, Any]
 
 
-def play(
+def run_cases(
     script: str, folder: Path, *cases: str, python: str | Path = sys.executable, **environment: str
 ) -> dict[str, Any]:
     """Run all cases of a script, or some, in one process; return their results."""
-    played = subprocess.run(
+    completed = subprocess.run(
         [python, Path(__file__).with_name(script), folder, *cases],
         capture_output=True,
         text=True,
@@ -36,8 +36,8 @@ def play(
         check=False,
         env=os.environ | environment,
     )
-    assert played.returncode == 0, played.stderr[-4000:]
-    outcomes: dict[str, Any] = json.loads(played.stdout.splitlines()[-1])
+    assert completed.returncode == 0, completed.stderr[-4000:]
+    outcomes: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
     return outcomes
 
 
@@ -47,7 +47,7 @@ def case_name(item: Any) -> str:
     return given or item.function.__name__.removeprefix("test_")
 
 
-def case_of(cases: Mapping[str, Case], request: Any) -> Case:
+def select_case(cases: Mapping[str, Case], request: Any) -> Case:
     """Return the case that pytest's `request` names by its parameter, or else by its test."""
     case = cases[getattr(request, "param", None) or request.function.__name__.removeprefix("test_")]
     assert "raised" not in case, case["raised"]
@@ -69,20 +69,20 @@ def phases(messages: list[Message]) -> list[str]:
     return [phase for phase, _ in groupby(each["phase"] for each in reports(messages))]
 
 
-def cases_in(namespace: Mapping[str, Any]) -> dict[str, Callable[[Any], Any]]:
+def find_cases(namespace: Mapping[str, Any]) -> dict[str, Callable[[Any], Any]]:
     """Return the cases of a script by their names."""
     return {name[5:]: value for name, value in namespace.items() if name.startswith("case_")}
 
 
-def serve(cases: Mapping[str, Callable[[Any], Any]], given: Callable[[Path], Any]) -> None:
+def run_and_print(cases: Mapping[str, Callable[[Any], Any]], given: Callable[[Path], Any]) -> None:
     """Run the cases, each with what `given` makes from a socket path, print the results, and end the process."""
     folder = Path(sys.argv[1])
-    print(json.dumps({name: _played(case, given(folder / f"{name}.sock")) for name, case in cases.items()}))  # noqa: T201
+    print(json.dumps({name: _run_case(case, given(folder / f"{name}.sock")) for name, case in cases.items()}))  # noqa: T201
     sys.stdout.flush()
     os._exit(0)  # frameworks take their time to end
 
 
-def _played(case: Callable[[Any], Any], given: Any) -> Case:
+def _run_case(case: Callable[[Any], Any], given: Any) -> Case:
     """Run one case; return what it returned and what was logged meanwhile, or what it raised."""
     logged: list[str] = []
     handler = logging.Handler(logging.INFO)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memory_limit import memory_limit
-from services import ROOT, Daemon, Process, until
+from services import ROOT, Daemon, Process, wait_until
 
 MIB = 2**20
 LIMIT_MIB = 256
@@ -23,18 +23,18 @@ class TrainingProcess(Process):
         environment = {"TF_NUM_INTRAOP_THREADS": "1", "GPUWARDEN_SOCKET": str(daemon.socket)}
         super().__init__(command, folder / "trainer.log", memory_limit(limit) | environment)
 
-    def printed(self) -> list[dict[str, Any]]:
+    def list_results(self) -> list[dict[str, Any]]:
         """Return the results up to now."""
         return [json.loads(line) for line in self.output().splitlines() if line.startswith("{") and line.endswith("}")]
 
-    def play(self, case: str) -> dict[str, Any]:
+    def run_case(self, case: str) -> dict[str, Any]:
         """Play a case and return its result."""
-        self.say(case)
-        return until(lambda: self.result(case), f"the result of {case}", STARTING_SECONDS)
+        self.send_line(case)
+        return wait_until(lambda: self.result(case), f"the result of {case}", STARTING_SECONDS)
 
     def result(self, case: str) -> dict[str, Any]:
         """Return the result of a case; empty if it has not ended."""
-        return next((each for each in self.printed() if each["case"] == case), {})
+        return next((each for each in self.list_results() if each["case"] == case), {})
 
 
 class Trainer(TrainingProcess):
@@ -46,4 +46,4 @@ class Trainer(TrainingProcess):
     @property
     def last(self) -> dict[str, Any]:
         """The figures of the last epoch; empty before the first epoch's end."""
-        return self.printed()[-1] if self.printed() else {}
+        return self.list_results()[-1] if self.list_results() else {}

@@ -16,17 +16,17 @@ def list_reports(messages: list[Message]) -> list[Report]:
     return [each for each in messages if isinstance(each, Report)]
 
 
-def last(peer: Peer) -> Report:
+def read_last_report(peer: Peer) -> Report:
     """Return the last report that waits."""
     return list_reports(peer.waiting())[-1]
 
 
-def phases(messages: list[Message]) -> list[str]:
+def list_phases(messages: list[Message]) -> list[str]:
     """Return the phases in the order they were entered."""
     return [phase for phase, _ in groupby(each.phase for each in list_reports(messages))]
 
 
-def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `script` in its own interpreter."""
     return subprocess.run(
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False

@@ -24,17 +24,17 @@ from installed_service import (
     DROP_INS,
     STATE,
     URL,
-    command,
-    drop_in,
-    gpus_up,
+    add_drop_in,
     is_active,
-    journal,
     load_mock_driver,
     main_pid,
-    samples,
-    shown,
+    read_gpus_up,
+    read_journal,
+    read_property,
+    read_samples,
+    run_process,
 )
-from services import fetch, until
+from services import fetch, wait_until
 
 from mock_nvml import MockNvml
 
@@ -54,12 +54,12 @@ QUICK = "[Service]\nWatchdogSec=5\nRestartSec=100ms\n"
 
 def install(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run the installer under umask 077: the files that the service's user reads must be readable all the same."""
-    return command("sh", "-c", 'umask 077; exec "$@"', "sh", INSTALL, *arguments, check=check, env=OFFLINE)
+    return run_process("sh", "-c", 'umask 077; exec "$@"', "sh", INSTALL, *arguments, check=check, env=OFFLINE)
 
 
 def owners(kind: str) -> set[str]:
     """Return the owners of device memory, of one kind."""
-    found = [dict(labels) for labels in samples("gpuwarden_owner_gpu_memory_used_bytes")]
+    found = [dict(labels) for labels in read_samples("gpuwarden_owner_gpu_memory_used_bytes")]
     return {labels["owner"] for labels in found if labels["owner_kind"] == kind}
 
 
@@ -112,7 +112,7 @@ def test_installed_service_is_running(mock: MockNvml) -> None:
     assert LINK.resolve() == (PREFIX / "bin/gpuwarden").resolve()
     assert fetch(f"{URL}/-/ready") == "gpuwarden is ready\n"
     assert is_active()
-    assert shown("UnitFileState") == "enabled"
+    assert read_property("UnitFileState") == "enabled"
 
 
 def test_nothing_is_compiled_at_a_start() -> None:
@@ -124,15 +124,15 @@ def test_nothing_is_compiled_at_a_start() -> None:
 
 def test_the_driver_is_read_through_the_sandbox() -> None:
     """Both GPUs of the mock library answer, with their readings."""
-    assert gpus_up() == [1.0, 1.0]
-    assert len(samples("gpuwarden_gpu_power_usage_watts")) == 2
+    assert read_gpus_up() == [1.0, 1.0]
+    assert len(read_samples("gpuwarden_gpu_power_usage_watts")) == 2
 
 
 def test_the_unit_is_sound() -> None:
     """Systemd's own checks find no mistake in the unit, and an exposure of at most 2."""
-    done = command("systemd-analyze", "verify", "--man=no", UNIT)
+    done = run_process("systemd-analyze", "verify", "--man=no", UNIT)
     assert done.stderr == ""
-    command("systemd-analyze", "security", "--offline=true", "--threshold=20", UNIT)
+    run_process("systemd-analyze", "security", "--offline=true", "--threshold=20", UNIT)
 
 
 def test_the_daemon_has_no_rights() -> None:
@@ -167,53 +167,53 @@ try:
 except OSError as error:
     sys.exit(error.errno)
 """
-    assert command(sys.executable, "-c", opening, check=False).returncode == refusal
+    assert run_process(sys.executable, "-c", opening, check=False).returncode == refusal
 
 
 def test_only_root_may_pause() -> None:
     """Only root may run `gpuwarden pause`, which releases the driver and shows in systemd's status."""
     gpuwarden = PREFIX / "bin/gpuwarden"
-    refused = command(gpuwarden, "pause", check=False, user="nobody")
+    refused = run_process(gpuwarden, "pause", check=False, user="nobody")
     assert (refused.returncode, "sudo" in refused.stderr) == (1, True)
-    assert gpus_up() == [1.0, 1.0]
-    command(gpuwarden, "pause", "--for", "10m")
-    assert gpus_up() == []
-    assert shown("StatusText").startswith("paused until ")
-    assert "2 of 2 GPUs up" in command(gpuwarden, "resume").stdout
-    assert gpus_up() == [1.0, 1.0]
+    assert read_gpus_up() == [1.0, 1.0]
+    run_process(gpuwarden, "pause", "--for", "10m")
+    assert read_gpus_up() == []
+    assert read_property("StatusText").startswith("paused until ")
+    assert "2 of 2 GPUs up" in run_process(gpuwarden, "resume").stdout
+    assert read_gpus_up() == [1.0, 1.0]
 
 
 def test_every_user_may_report() -> None:
     """A run of another user has metrics, with the user that the kernel names."""
-    uuid = dict(next(iter(samples("gpuwarden_gpu_up"))))["uuid"]
+    uuid = dict(next(iter(read_samples("gpuwarden_gpu_up"))))["uuid"]
     run = subprocess.Popen([PREFIX / "bin/python", "-c", RUN, uuid], stdin=subprocess.PIPE, user="nobody")
     with run:
-        until(lambda: samples("gpuwarden_run_steps_total"), "the run has metrics")
-        info = dict(next(iter(samples("gpuwarden_run_info"))))
+        wait_until(lambda: read_samples("gpuwarden_run_steps_total"), "the run has metrics")
+        info = dict(next(iter(read_samples("gpuwarden_run_info"))))
     assert (info["run_name"], info["uid"], info["pid"]) == ("train", str(NOBODY), str(run.pid))
     assert run.returncode == 0
-    until(lambda: list(samples("gpuwarden_run_up").values()) == [0.0], "the metrics show the run's end")
+    wait_until(lambda: list(read_samples("gpuwarden_run_up").values()) == [0.0], "the metrics show the run's end")
     assert stat.S_IMODE(RECORDS.stat().st_mode) == 0o750
-    refused = command("cat", RECORDS / "runs.db", check=False, user="nobody")
+    refused = run_process("cat", RECORDS / "runs.db", check=False, user="nobody")
     assert refused.returncode == 1
-    details = command(PREFIX / "bin/gpuwarden", "runs", "show", info["run_id"], user="nobody").stdout
+    details = run_process(PREFIX / "bin/gpuwarden", "runs", "show", info["run_id"], user="nobody").stdout
     assert re.search(rf"^user +nobody \(uid {NOBODY}\)$", details, re.MULTILINE)
     assert re.search(rf"^pid +{run.pid}$", details, re.MULTILINE)
 
 
 def test_a_run_in_a_container_is_known_by_its_pid_outside() -> None:
     """A run in a pid namespace is identified by its pid on the host."""
-    uuid = dict(next(iter(samples("gpuwarden_gpu_up"))))["uuid"]
+    uuid = dict(next(iter(read_samples("gpuwarden_gpu_up"))))["uuid"]
     contained = ["unshare", "--pid", "--fork", str(PREFIX / "bin/python"), "-c", RUN, uuid]
     with subprocess.Popen(contained, stdin=subprocess.PIPE) as outer:
-        until(lambda: 1.0 in samples("gpuwarden_run_up").values(), "the run has metrics")
+        wait_until(lambda: 1.0 in read_samples("gpuwarden_run_up").values(), "the run has metrics")
         (inside,) = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
-        assert inside in {dict(labels)["pid"] for labels in samples("gpuwarden_run_info")}
+        assert inside in {dict(labels)["pid"] for labels in read_samples("gpuwarden_run_info")}
 
 
 def test_a_container_started_before_a_restart_reaches_the_next_daemon() -> None:
     """The mount of the socket's folder survives a restart of the daemon."""
-    uuid = dict(next(iter(samples("gpuwarden_gpu_up"))))["uuid"]
+    uuid = dict(next(iter(read_samples("gpuwarden_gpu_up"))))["uuid"]
     mounted = 'mount --bind /run/gpuwarden /mnt && echo mounted && read _ && exec "$@"'
     run = [str(PREFIX / "bin/python"), "-c", RUN, uuid, "/mnt/run.sock"]
     contained = ["unshare", "--mount", "sh", "-c", mounted, "sh", *run]
@@ -221,25 +221,28 @@ def test_a_container_started_before_a_restart_reaches_the_next_daemon() -> None:
         assert box.stdin is not None
         assert box.stdout is not None
         assert box.stdout.readline() == "mounted\n"
-        command("systemctl", "restart", "gpuwarden")
+        run_process("systemctl", "restart", "gpuwarden")
         print(file=box.stdin, flush=True)
-        until(lambda: str(box.pid) in {dict(each)["pid"] for each in samples("gpuwarden_run_info")}, "the run reports")
+        wait_until(
+            lambda: str(box.pid) in {dict(each)["pid"] for each in read_samples("gpuwarden_run_info")},
+            "the run reports",
+        )
 
 
 def test_processes_of_other_users_are_visible(mock: MockNvml, process: subprocess.Popen[bytes]) -> None:
     """The sandbox does not hide the owners of device memory."""
     mock.processes(0, {process.pid: 1 << 30})
-    until(lambda: owners("user") == {"nobody"}, "the process has its user")
+    wait_until(lambda: owners("user") == {"nobody"}, "the process has its user")
     mock.clear()
 
 
 def test_a_unit_is_an_owner(mock: MockNvml) -> None:
     """A process of a service belongs to that service, by the control group that systemd made for it."""
-    command("systemd-run", "--unit=train", "--uid=nobody", "sleep", "infinity")
-    pid = int(command("systemctl", "show", "--value", "--property=MainPID", "train").stdout)
+    run_process("systemd-run", "--unit=train", "--uid=nobody", "sleep", "infinity")
+    pid = int(run_process("systemctl", "show", "--value", "--property=MainPID", "train").stdout)
     mock.processes(0, {pid: 1 << 30})
-    until(lambda: owners("systemd_unit") == {"train.service"}, "the process is the unit's")
-    command("systemctl", "stop", "train")
+    wait_until(lambda: owners("systemd_unit") == {"train.service"}, "the process is the unit's")
+    run_process("systemctl", "stop", "train")
     mock.clear()
 
 
@@ -247,61 +250,61 @@ def test_one_lost_gpu_is_an_error_in_the_journal(mock: MockNvml) -> None:
     """Log lines have their priority, and one lost GPU out of two does not stop the watchdog heartbeat."""
     pid = main_pid()
     mock.lose(1)
-    until(lambda: gpus_up() == [1.0, 0.0], "the GPU is down")
-    assert "error=gpu_is_lost" in journal("--priority=err")
-    assert "status page" not in journal("--priority=err")
-    assert "status page" in journal("--priority=info")
-    until(lambda: "1 of 2 GPUs up" in shown("StatusText"), "the status line follows")
+    wait_until(lambda: read_gpus_up() == [1.0, 0.0], "the GPU is down")
+    assert "error=gpu_is_lost" in read_journal("--priority=err")
+    assert "status page" not in read_journal("--priority=err")
+    assert "status page" in read_journal("--priority=info")
+    wait_until(lambda: "1 of 2 GPUs up" in read_property("StatusText"), "the status line follows")
     mock.clear()
-    until(lambda: gpus_up() == [1.0, 1.0], "the GPU is back")
+    wait_until(lambda: read_gpus_up() == [1.0, 1.0], "the GPU is back")
     assert main_pid() == pid
 
 
 def test_the_watchdog_is_fed() -> None:
     """Polls send heartbeats to systemd."""
-    assert shown("WatchdogUSec") == "30s"
-    last = shown("WatchdogTimestampMonotonic")
-    until(lambda: shown("WatchdogTimestampMonotonic") != last, "the next ping")
+    assert read_property("WatchdogUSec") == "30s"
+    last = read_property("WatchdogTimestampMonotonic")
+    wait_until(lambda: read_property("WatchdogTimestampMonotonic") != last, "the next ping")
 
 
 def test_a_hung_driver_ends_in_a_restart(mock: MockNvml) -> None:
     """The watchdog aborts a daemon whose driver does not respond, until the driver is back."""
-    drop_in("quick", QUICK)
-    command("systemctl", "restart", "gpuwarden")
+    add_drop_in("quick", QUICK)
+    run_process("systemctl", "restart", "gpuwarden")
     pid = main_pid()
     mock.hang("*")
-    until(lambda: gpus_up() == [0.0, 0.0], "the GPUs are down while they hang")
-    until(lambda: "Watchdog timeout" in journal(), "the watchdog aborts the daemon")
-    until(lambda: main_pid() not in (0, pid), "a new daemon")
-    until(is_active, "it serves although the driver still hangs")
+    wait_until(lambda: read_gpus_up() == [0.0, 0.0], "the GPUs are down while they hang")
+    wait_until(lambda: "Watchdog timeout" in read_journal(), "the watchdog aborts the daemon")
+    wait_until(lambda: main_pid() not in (0, pid), "a new daemon")
+    wait_until(is_active, "it serves although the driver still hangs")
     mock.clear()
-    until(lambda: gpus_up() == [1.0, 1.0], "the GPUs are back")
+    wait_until(lambda: read_gpus_up() == [1.0, 1.0], "the GPUs are back")
     assert is_active()
-    assert "dumped" not in journal()
+    assert "dumped" not in read_journal()
 
 
 def test_the_journal_names_the_call_that_hung() -> None:
     """The log has the stack of every thread of the aborted daemon."""
-    assert re.search(r'File ".*pynvml.py", line \d+ in nvmlDeviceGet', journal())
+    assert re.search(r'File ".*pynvml.py", line \d+ in nvmlDeviceGet', read_journal())
 
 
 def test_a_hung_driver_does_not_delay_a_stop(mock: MockNvml) -> None:
     """Threads that hang in the driver do not delay the exit: no timeout, no SIGKILL."""
     mock.hang("*")
-    until(lambda: gpus_up() == [0.0, 0.0], "the GPUs hang")
-    command("systemctl", "stop", "gpuwarden")
-    assert (shown("Result"), shown("ExecMainStatus")) == ("success", "0")
+    wait_until(lambda: read_gpus_up() == [0.0, 0.0], "the GPUs hang")
+    run_process("systemctl", "stop", "gpuwarden")
+    assert (read_property("Result"), read_property("ExecMainStatus")) == ("success", "0")
     mock.clear()
-    command("systemctl", "start", "gpuwarden")
-    assert gpus_up() == [1.0, 1.0]
+    run_process("systemctl", "start", "gpuwarden")
+    assert read_gpus_up() == [1.0, 1.0]
 
 
 def test_a_killed_daemon_comes_back() -> None:
     """A killed daemon leaves nothing that blocks the next one, such as the socket's file."""
     pid = main_pid()
     os.kill(pid, signal.SIGKILL)
-    until(lambda: main_pid() not in (0, pid) and is_active(), "a new daemon")
-    assert gpus_up() == [1.0, 1.0]
+    wait_until(lambda: main_pid() not in (0, pid) and is_active(), "a new daemon")
+    assert read_gpus_up() == [1.0, 1.0]
 
 
 def wheel() -> Path:
@@ -328,7 +331,7 @@ def test_an_upgrade_keeps_the_configuration() -> None:
     LINK.symlink_to(PREFIX / "bin/gpuwarden")
     assert CONFIG.read_text() == edited
     assert main_pid() != pid
-    assert gpus_up() == [1.0, 1.0]
+    assert read_gpus_up() == [1.0, 1.0]
 
 
 def test_a_failed_upgrade_changes_nothing(tmp_path: Path) -> None:
@@ -340,7 +343,7 @@ def test_a_failed_upgrade_changes_nothing(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "the previous version is restored" in done.stderr
     assert main_pid() == pid
-    assert command(LINK, "--version").stdout.startswith("gpuwarden ")
+    assert run_process(LINK, "--version").stdout.startswith("gpuwarden ")
     assert not PREFIX.with_suffix(".old").exists()
 
 
@@ -373,18 +376,22 @@ def test_an_upgrade_that_does_not_start_is_rolled_back(tmp_path: Path) -> None:
     assert (UNIT.read_text(), version.exists(), PREFIX.with_suffix(".old").exists()) == (marked, True, False)
     assert is_active()
     assert main_pid() != pid
-    assert gpus_up() == [1.0, 1.0]
+    assert read_gpus_up() == [1.0, 1.0]
 
 
 def test_wrong_configuration_fails_without_restarts() -> None:
     """The service stays down until the configuration is corrected; the log names the mistake and its line."""
     right = CONFIG.read_text()
     CONFIG.write_text(right + "nonsense: 1\n")
-    assert command("systemctl", "restart", "gpuwarden", check=False).returncode != 0
-    assert (shown("ActiveState"), shown("ExecMainStatus"), shown("NRestarts")) == ("failed", "2", "0")
-    assert re.search(r"config\.yaml:\d+:1: nonsense: ", journal("--lines=20"))
+    assert run_process("systemctl", "restart", "gpuwarden", check=False).returncode != 0
+    assert (read_property("ActiveState"), read_property("ExecMainStatus"), read_property("NRestarts")) == (
+        "failed",
+        "2",
+        "0",
+    )
+    assert re.search(r"config\.yaml:\d+:1: nonsense: ", read_journal("--lines=20"))
     CONFIG.write_text(right)
-    command("systemctl", "restart", "gpuwarden")
+    run_process("systemctl", "restart", "gpuwarden")
     assert is_active()
 
 
@@ -392,31 +399,31 @@ def test_reload_applies_or_refuses_the_configuration() -> None:
     """A reload applies a valid change in the same process; an invalid one changes nothing."""
     right, pid = CONFIG.read_text(), main_pid()
     CONFIG.write_text(re.sub(r"\n  #level: .*\n", "\n  level: debug\n", right))
-    command("systemctl", "reload", "gpuwarden")
-    until(lambda: "configuration reloaded applied=log.level" in journal("--lines=50"), "the reload")
+    run_process("systemctl", "reload", "gpuwarden")
+    wait_until(lambda: "configuration reloaded applied=log.level" in read_journal("--lines=50"), "the reload")
     CONFIG.write_text(right + "\nnonsense: 1\n")
-    assert command("systemctl", "reload", "gpuwarden", check=False).returncode != 0
-    assert re.search(r"config\.yaml:\d+:1: nonsense: ", journal("--lines=20"))
+    assert run_process("systemctl", "reload", "gpuwarden", check=False).returncode != 0
+    assert re.search(r"config\.yaml:\d+:1: nonsense: ", read_journal("--lines=20"))
     CONFIG.write_text(right)
-    command("systemctl", "reload", "gpuwarden")
+    run_process("systemctl", "reload", "gpuwarden")
     assert (main_pid(), is_active()) == (pid, True)
 
 
 def test_a_taken_port_is_waited_for() -> None:
     """Attempts have no limit: the service starts as soon as the other program frees the port."""
-    command("systemctl", "stop", "gpuwarden")
+    run_process("systemctl", "stop", "gpuwarden")
     with socket.create_server(("127.0.0.1", 9846)):
-        command("systemctl", "start", "gpuwarden", check=False)
-        until(lambda: int(shown("NRestarts")) > 6, "more attempts than systemd allows by default")
-        assert "another program has this port" in journal("--lines=50")
-    until(is_active, "the service runs")
+        run_process("systemctl", "start", "gpuwarden", check=False)
+        wait_until(lambda: int(read_property("NRestarts")) > 6, "more attempts than systemd allows by default")
+        assert "another program has this port" in read_journal("--lines=50")
+    wait_until(is_active, "the service runs")
 
 
 def test_a_host_that_hides_processes_does_not_hide_them_here(mock: MockNvml, process: subprocess.Popen[bytes]) -> None:
     """The service has a private /proc, so hidepid= on the host does not hide the owners."""
     mock.processes(0, {process.pid: 1 << 30})
-    command("mount", "-o", "remount,hidepid=invisible", "/proc")
-    command("systemctl", "restart", "gpuwarden")
+    run_process("mount", "-o", "remount,hidepid=invisible", "/proc")
+    run_process("systemctl", "restart", "gpuwarden")
     assert owners("user") == {"nobody"}
 
 
@@ -425,11 +432,11 @@ def test_the_documented_drop_in_sees_hidden_processes(mock: MockNvml, process: s
     text = (SHARED / "install.md").read_text()
     (documented,) = re.findall(r"```ini\n(\[Service\]\n[^`]*CAP_SYS_PTRACE[^`]*)```", text)
     mock.processes(0, {process.pid: 1 << 30})
-    drop_in("hidden", "[Service]\nProtectProc=invisible\n")
-    command("systemctl", "restart", "gpuwarden")
+    add_drop_in("hidden", "[Service]\nProtectProc=invisible\n")
+    run_process("systemctl", "restart", "gpuwarden")
     assert owners("user") == {"unknown"}
-    drop_in("capability", documented)
-    command("systemctl", "restart", "gpuwarden")
+    add_drop_in("capability", documented)
+    run_process("systemctl", "restart", "gpuwarden")
     assert owners("user") == {"nobody"}
 
 
@@ -437,17 +444,17 @@ def test_the_documented_drop_in_reaches_docker() -> None:
     """The service reports that it may not use Docker's socket; with the group in docs/start/install.md it may."""
     text = (SHARED / "install.md").read_text()
     (documented,) = re.findall(r"```ini\n(\[Service\]\nSupplementaryGroups=docker\n)```", text)
-    command("groupadd", "--force", "docker")
+    run_process("groupadd", "--force", "docker")
     access = (("source", "docker"),)
     with socket.socket(socket.AF_UNIX) as docker:
         docker.bind("/run/docker.sock")
-        command("chgrp", "docker", "/run/docker.sock")
-        command("chmod", "0660", "/run/docker.sock")
-        command("systemctl", "restart", "gpuwarden")
-        assert samples("gpuwarden_access")[access] == 0
-        drop_in("docker", documented)
-        command("systemctl", "restart", "gpuwarden")
-        assert samples("gpuwarden_access")[access] == 1
+        run_process("chgrp", "docker", "/run/docker.sock")
+        run_process("chmod", "0660", "/run/docker.sock")
+        run_process("systemctl", "restart", "gpuwarden")
+        assert read_samples("gpuwarden_access")[access] == 0
+        add_drop_in("docker", documented)
+        run_process("systemctl", "restart", "gpuwarden")
+        assert read_samples("gpuwarden_access")[access] == 1
     Path("/run/docker.sock").unlink()
 
 
@@ -458,33 +465,37 @@ def test_the_documented_drop_in_reads_the_kernel_log(mock: MockNvml) -> None:
     text = (SHARED / "install.md").read_text()
     (documented,) = re.findall(r"```ini\n(\[Service\]\n[^`]*CAP_SYSLOG[^`]*)```", text)
     access = (("source", "kernel_log"),)
-    command("systemctl", "restart", "gpuwarden")
-    assert samples("gpuwarden_access")[access] == 0
-    drop_in("kernel-log", documented)
-    command("systemctl", "restart", "gpuwarden")
-    assert samples("gpuwarden_access")[access] == 1
-    assert len(gpus_up()) == 2
+    run_process("systemctl", "restart", "gpuwarden")
+    assert read_samples("gpuwarden_access")[access] == 0
+    add_drop_in("kernel-log", documented)
+    run_process("systemctl", "restart", "gpuwarden")
+    assert read_samples("gpuwarden_access")[access] == 1
+    assert len(read_gpus_up()) == 2
     for line in documented.split("\n")[1:-1]:
         if "CAP_" in line and not restricted:
             continue
-        drop_in("kernel-log", documented.replace(line, ""))
-        command("systemctl", "restart", "gpuwarden")
-        assert samples("gpuwarden_access")[access] == 0, f"{line} is not needed"
+        add_drop_in("kernel-log", documented.replace(line, ""))
+        run_process("systemctl", "restart", "gpuwarden")
+        assert read_samples("gpuwarden_access")[access] == 0, f"{line} is not needed"
 
 
 def test_a_stopped_service_leaves_nothing() -> None:
     """A stop is a success; of the sockets only the folder remains, for containers that have it mounted."""
-    command("systemctl", "stop", "gpuwarden")
-    assert (shown("ActiveState"), shown("Result"), shown("ExecMainStatus")) == ("inactive", "success", "0")
+    run_process("systemctl", "stop", "gpuwarden")
+    assert (read_property("ActiveState"), read_property("Result"), read_property("ExecMainStatus")) == (
+        "inactive",
+        "success",
+        "0",
+    )
     assert list(Path("/run/gpuwarden").iterdir()) == []
-    command("systemctl", "start", "gpuwarden")
+    run_process("systemctl", "start", "gpuwarden")
 
 
 def test_removal_keeps_the_configuration() -> None:
     """Uninstalling removes the service and keeps its configuration."""
     done = install("--uninstall")
     assert "/etc/gpuwarden and /var/lib/gpuwarden are kept" in done.stdout
-    assert command("systemctl", "cat", "gpuwarden", check=False).returncode != 0
+    assert run_process("systemctl", "cat", "gpuwarden", check=False).returncode != 0
     assert not UNIT.exists()
     assert not list(UNIT.parent.glob("*.wants/gpuwarden*"))
     assert not PREFIX.exists()
@@ -501,7 +512,7 @@ def test_a_purge_removes_everything() -> None:
     assert not CONFIG.parent.exists()
     assert not DROP_INS.exists()
     assert not STATE.exists()
-    assert command("getent", "passwd", "gpuwarden", check=False).returncode != 0
+    assert run_process("getent", "passwd", "gpuwarden", check=False).returncode != 0
 
 
 def test_only_root_installs() -> None:
@@ -509,7 +520,7 @@ def test_only_root_installs() -> None:
     script = Path("/opt/install.sh")  # that user can read it here
     script.write_bytes(INSTALL.read_bytes())
     script.chmod(0o755)
-    done = command(script, check=False, user="nobody")
+    done = run_process(script, check=False, user="nobody")
     assert done.returncode == 1
     assert "must run as root" in done.stderr
 
@@ -523,7 +534,7 @@ def test_an_interpreter_at_home_is_refused() -> None:
     (home / "bin/python3").chmod(0o755)
     (home / "lib").mkdir()
     (home / "lib" / system.name).symlink_to(f"/usr/lib/{system.name}")
-    done = command("env", f"PYTHON={home}/bin/python3", INSTALL, check=False)
+    done = run_process("env", f"PYTHON={home}/bin/python3", INSTALL, check=False)
     assert done.returncode == 1
     assert "which the service cannot read" in done.stderr
     assert not PREFIX.exists()

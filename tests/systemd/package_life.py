@@ -19,15 +19,15 @@ from installed_service import (
     DROP_INS,
     STATE,
     URL,
-    command,
-    gpus_up,
     is_active,
-    journal,
     load_mock_driver,
     main_pid,
-    shown,
+    read_gpus_up,
+    read_journal,
+    read_property,
+    run_process,
 )
-from services import fetch, until
+from services import fetch, wait_until
 
 from mock_nvml import MockNvml
 
@@ -40,7 +40,7 @@ LOGIN = "basic_auth_users: {operator: $2b$04$49vwsoLBd8wFxu8CX/U7c.dYDK7GXE7333R
 def apt(*words: str | Path) -> str:
     """Run apt-get, which answers its questions by their defaults; return its output."""
     options = ["--yes", "--quiet", "--option", "Dpkg::Options::=--force-confdef"]
-    return command("apt-get", *options, *words, env={"DEBIAN_FRONTEND": "noninteractive"}).stdout
+    return run_process("apt-get", *options, *words, env={"DEBIAN_FRONTEND": "noninteractive"}).stdout
 
 
 def edit(option: str, value: str) -> None:
@@ -65,9 +65,9 @@ def test_the_service_runs_after_the_installation() -> None:
     assert lines[-1:] == [
         "gpuwarden is running: 2 of 2 GPUs up, 0 runs reporting. Next: gpuwarden top, or http://127.0.0.1:9846/"
     ]
-    assert (is_active(), shown("UnitFileState")) == (True, "enabled")
+    assert (is_active(), read_property("UnitFileState")) == (True, "enabled")
     assert fetch(f"{URL}/-/ready") == "gpuwarden is ready\n"
-    assert gpus_up() == [1.0, 1.0]
+    assert read_gpus_up() == [1.0, 1.0]
     assert pwd.getpwnam("gpuwarden").pw_shell.endswith("/nologin")
 
 
@@ -79,23 +79,23 @@ def test_the_daemon_runs_on_the_packages_of_debian() -> None:
         "import bcrypt, gpuwarden, h11, packaging, psutil, pynvml, rich, shtab, yaml",
         "print(*(each.__file__ for each in sys.modules.values() if getattr(each, '__file__', None)))",
     )
-    files = command("/usr/bin/python3", "-c", "; ".join(lines), env={"PYTHONPATH": ""}).stdout.split()
+    files = run_process("/usr/bin/python3", "-c", "; ".join(lines), env={"PYTHONPATH": ""}).stdout.split()
     assert [each for each in files if not each.startswith(("/usr/share/gpuwarden/", "/usr/lib/python3"))] == []
 
 
 @pytest.mark.parametrize("words", ["--version", "check", "runs", "completion bash"])
 def test_commands_run(words: str) -> None:
     """The program finds its modules and the daemon."""
-    assert command("gpuwarden", *words.split()).stdout
+    assert run_process("gpuwarden", *words.split()).stdout
 
 
 def test_a_run_without_the_service_has_a_daemon_of_its_own(mock: MockNvml) -> None:
     """`gpuwarden run` starts a private daemon, which finds the package's modules too."""
-    command("systemctl", "stop", "gpuwarden")
+    run_process("systemctl", "stop", "gpuwarden")
     settings = mock.env(gpus=2)
     del settings["MOCK_NVML_COUNTERS"]
-    done = command("gpuwarden", "run", "/usr/bin/python3", "-c", "pass", env=settings)
-    command("systemctl", "start", "gpuwarden")
+    done = run_process("gpuwarden", "run", "/usr/bin/python3", "-c", "pass", env=settings)
+    run_process("systemctl", "start", "gpuwarden")
     assert "daemon" not in done.stderr
 
 
@@ -104,7 +104,7 @@ def test_logins_work_with_the_bcrypt_of_debian() -> None:
     before = CONFIG.read_text()
     CONFIG.with_name("web-config.yml").write_text(LOGIN)
     edit("config_file", str(CONFIG.with_name("web-config.yml")))
-    assert command("systemctl", "restart", "gpuwarden", check=False).returncode == 0, journal("--lines=20")
+    assert run_process("systemctl", "restart", "gpuwarden", check=False).returncode == 0, read_journal("--lines=20")
     statuses = []
     for password in ("correct horse", "wrong", "x" * 80, "nul\0"):
         login = b64encode(f"operator:{password}".encode()).decode()
@@ -115,7 +115,7 @@ def test_logins_work_with_the_bcrypt_of_debian() -> None:
         except urllib.error.HTTPError as error:
             statuses.append(error.code)
     CONFIG.write_text(before)
-    command("systemctl", "restart", "gpuwarden")
+    run_process("systemctl", "restart", "gpuwarden")
     assert statuses == [200, 401, 401, 401]
 
 
@@ -123,8 +123,8 @@ def test_a_reload_applies_the_configuration() -> None:
     """The unit's reload checks the file and signals the daemon."""
     pid = main_pid()
     edit("level", "debug")
-    command("systemctl", "reload", "gpuwarden")
-    until(lambda: "configuration reloaded applied=log.level" in journal("--lines=50"), "the reload")
+    run_process("systemctl", "reload", "gpuwarden")
+    wait_until(lambda: "configuration reloaded applied=log.level" in read_journal("--lines=50"), "the reload")
     assert main_pid() == pid
 
 
@@ -132,17 +132,17 @@ def test_an_upgrade_keeps_a_changed_configuration() -> None:
     """A later version restarts the service, and leaves the operator's file as it is."""
     edited, pid = CONFIG.read_text(), main_pid()
     later = Path("/opt/later")
-    command("dpkg-deb", "--raw-extract", *SHARED.glob("gpuwarden_*_all.deb"), later)
+    run_process("dpkg-deb", "--raw-extract", *SHARED.glob("gpuwarden_*_all.deb"), later)
     control = later / "DEBIAN/control"
     control.write_text(re.sub(r"(?m)^Version: .*", "Version: 999", control.read_text()))
     with (later / "etc/gpuwarden/config.yaml").open("a") as example:
         example.write("\n# An option of a later version\n")
-    command("dpkg-deb", "--root-owner-group", "--build", later, "/opt/later.deb")
+    run_process("dpkg-deb", "--root-owner-group", "--build", later, "/opt/later.deb")
     assert "gpuwarden is running" in apt("install", "/opt/later.deb")
     assert CONFIG.read_text() == edited
     assert "later version" in CONFIG.with_name("config.yaml.dpkg-dist").read_text()
     assert main_pid() not in (0, pid)
-    assert gpus_up() == [1.0, 1.0]
+    assert read_gpus_up() == [1.0, 1.0]
 
 
 def test_removal_keeps_configuration_and_state() -> None:
@@ -165,7 +165,7 @@ def test_purge_leaves_nothing() -> None:
         pwd.getpwnam("gpuwarden")
     places = [PROGRAM, CONFIG.parent, STATE, DROP_INS, Path("/run/gpuwarden"), Path("/usr/share/doc/gpuwarden")]
     assert [each for each in places if each.exists()] == []
-    found = command("find", "/etc", "/usr", "/var/lib", "-xdev", "-name", "*gpuwarden*").stdout.split()
+    found = run_process("find", "/etc", "/usr", "/var/lib", "-xdev", "-name", "*gpuwarden*").stdout.split()
     assert [
         each for each in found if not each.startswith("/var/lib/containers/")
     ] == []  # images of the machine's podman
@@ -176,6 +176,6 @@ def test_a_service_of_the_install_script_is_named() -> None:
     installed = Path("/opt/gpuwarden")
     installed.mkdir()
     (installed / "pyvenv.cfg").touch()
-    done = command("dpkg", "--install", *SHARED.glob("gpuwarden_*_all.deb"), check=False)
+    done = run_process("dpkg", "--install", *SHARED.glob("gpuwarden_*_all.deb"), check=False)
     assert done.returncode != 0
     assert "systemd/install.sh --uninstall" in done.stderr

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from memory_limit import memory_limit
-from training_cases import case_of, play
+from training_cases import run_cases, select_case
 
 pytestmark = pytest.mark.frameworks
 
@@ -14,13 +14,13 @@ pytestmark = pytest.mark.frameworks
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run all cases."""
-    return play("batch_size_cases.py", tmp_path_factory.mktemp("searches"), **memory_limit(64))
+    return run_cases("batch_size_cases.py", tmp_path_factory.mktemp("searches"), **memory_limit(64))
 
 
 @pytest.fixture
 def result(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
     """Return the result of the case that is named like the test."""
-    return case_of(cases, request)["result"]
+    return select_case(cases, request)["result"]
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_found(result: Any) -> None:
         assert 1024 < result[name]["size"] < 2304
         assert result[name]["restored"] == [True] * len(result[name]["restored"])
         assert result[name]["held"] < 48 << 10  # bytes; the optimizer's variables alone are 62 KiB
-    assert result["alike"]
+    assert result["equal"]
 
 
-def test_cut(result: Any) -> None:
+def test_short_arrays(result: Any) -> None:
     """Arrays are cut into batches, and bound the size by their length."""
     assert result == 48
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from memory_limit import memory_limit
-from training_cases import ON_THE_CPU, play
+from training_cases import ON_THE_CPU, run_cases
 
 from gpuwarden import with_oom_retry
 from system_parts import skip_without
@@ -43,12 +43,12 @@ def allocate(batch_size: int) -> int:
 def test_frameworks(framework: str, tmp_path: Path) -> None:
     """A loop that runs out of memory ends as one that had the last batch size from the start; each retry counts."""
     skip_without(framework)
-    case = play("function_retry_cases.py", tmp_path, framework, **memory_limit(64), **ON_THE_CPU)[framework]
+    case = run_cases("function_retry_cases.py", tmp_path, framework, **memory_limit(64), **ON_THE_CPU)[framework]
     assert "raised" not in case, case["raised"]
     result, sizes = case["result"], case["result"]["sizes"]
     assert len(sizes) > 1
     assert sizes == [sizes[0] >> index for index in range(len(sizes))]
-    assert result["alike"]
+    assert result["equal"]
     assert result["retries"] == len(sizes) - 1 == len(case["logged"])
     assert case["logged"][0].endswith(f"batch_size={sizes[0]} new_batch_size={sizes[1]}")
 

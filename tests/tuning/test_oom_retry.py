@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from memory_limit import memory_limit
-from training_cases import ON_THE_CPU, case_of, play
+from training_cases import ON_THE_CPU, run_cases, select_case
 
 from system_parts import skip_without
 
@@ -29,21 +29,23 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folders = [tmp_path_factory.mktemp("retries") for _ in AT_ONCE]
     with ThreadPoolExecutor(len(AT_ONCE)) as pool:
         limit = memory_limit(64)
-        played = pool.map(lambda folder, names: play("oom_retry_cases.py", folder, *names, **limit), folders, AT_ONCE)
-        return {name: case for some in played for name, case in some.items()}
+        results = pool.map(
+            lambda folder, names: run_cases("oom_retry_cases.py", folder, *names, **limit), folders, AT_ONCE
+        )
+        return {name: case for some in results for name, case in some.items()}
 
 
 @pytest.fixture
 def case(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
     """Return result and log lines of the case that is named like the test."""
-    return case_of(cases, request)
+    return select_case(cases, request)
 
 
 def test_two_retries(case: Any) -> None:
     """After two out-of-memories the result is that of a fit which had the third batch size from the start."""
     result = case["result"]
     assert result["losses"][0] == pytest.approx(result["losses"][1], rel=1e-4)
-    assert result["alike"]
+    assert result["equal"]
     assert (result["epochs"], result["sizes"], result["retries"]) == ([0, 1], {"0": 2048, "1": 2048}, 2)
     assert result["returned"]  # it is the model's history too
     assert result["hooks"] == ["begin", "epoch 0", "epoch 1", "end"]
@@ -60,7 +62,7 @@ def test_later(case: Any) -> None:
     result = case["result"]
     assert result["sizes"] == {"0": 1024, "1": 512, "2": 512}
     assert result["losses"][0] == pytest.approx(result["losses"][1], rel=1e-4)
-    assert result["alike"]
+    assert result["equal"]
     assert result["best"][0] == result["best"][1]  # EarlyStopping knows all epochs
     assert result["kept"]
 
@@ -200,7 +202,7 @@ def test_arguments(case: Any) -> None:
 def test_backends(backend: str, tmp_path: Path) -> None:
     """Both work on JAX and torch as on TensorFlow; where torch has no GPU, the host's memory is the device's."""
     skip_without(backend)
-    result = play("oom_retry_backend_cases.py", tmp_path, **ON_THE_CPU, KERAS_BACKEND=backend)
+    result = run_cases("oom_retry_backend_cases.py", tmp_path, **ON_THE_CPU, KERAS_BACKEND=backend)
     if backend == "torch":
         size, same, seed = result["wrapped"]
         assert (size, len(same), all(same.values()), seed) == (32, 7, True, True)

@@ -21,7 +21,7 @@ from gpuwarden.runs.run_snapshot import JoinedPoll
 from gpuwarden.runs.run_state import RunState
 from gpuwarden.usage.accountant import UsageAccountant
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
-from snapshots import GIB, divided, gpu, snapshot
+from snapshots import GIB, gpu, mig_gpu, snapshot
 
 ALICE = ProcessKey(pid=7, uid=1000, start=1)
 BOB = ProcessKey(pid=8, uid=1001, start=2)
@@ -258,7 +258,7 @@ def test_mig_instance_has_no_energy() -> None:
     for _ in range(11):
         host.pass_second()
         polled = host.gpu()
-        instances = divided(0, free=(GIB, GIB), held={ALICE.pid: 1})
+        instances = mig_gpu(0, free=(GIB, GIB), held={ALICE.pid: 1})
         polled = replace(polled, mig=instances.mig, processes=instances.processes)
         (usage,) = host.join(snapshot(polled))
     (share,) = usage.shares.values()

@@ -16,7 +16,7 @@ from browser import Tab
 from gpuwarden.gpu.snapshot import EventCount, Gpu
 from gpuwarden.pressure.levels import Pressure, RunPressure
 from gpuwarden.web.alert_page import serve_alert_page
-from page_stage import NO_HISTORY, Stage
+from page_stage import NO_HISTORY, StagedPages
 from snapshots import GIB, gpu
 from system_parts import require
 from tests.web.api.test_state_api import a_run, full_state
@@ -47,42 +47,42 @@ def axe() -> str:
 @pytest.fixture(params=["light", "dark"])
 def tab(tab: Tab, request: pytest.FixtureRequest) -> Tab:
     """Return a tab with each color scheme."""
-    tab.prefer(request.param)
+    tab.set_media_preference(request.param)
     return tab
 
 
-def status_page(*gpus: Gpu, **more: Any) -> Callable[[Stage, Tab, Path], None]:
+def status_page(*gpus: Gpu, **more: Any) -> Callable[[StagedPages, Tab, Path], None]:
     """Return what shows the status page with the first GPU's card open, and charts of ten minutes."""
 
-    def opened(page: Stage, tab: Tab, _folder: Path) -> None:
+    def opened(page: StagedPages, tab: Tab, _folder: Path) -> None:
         times = list(range(0, 600, 10))
         values = {"memory_used_bytes": [2**30 * each for each in times], "temperature_celsius": [61.0] * len(times)}
         page.history = {**NO_HISTORY, "timestamp_seconds": times, "gpus": {"GPU-0": values}}
         try:
             page.show(tab, poll_state(*gpus, **more))
             tab.evaluate("location.hash = 'gpu-0'")
-            tab.until("document.querySelector('article#gpu-0')")
+            tab.wait_until("document.querySelector('article#gpu-0')")
         finally:
             page.history = NO_HISTORY
 
     return opened
 
 
-def run_page(*, ended: bool) -> Callable[[Stage, Tab, Path], None]:
+def run_page(*, ended: bool) -> Callable[[StagedPages, Tab, Path], None]:
     """Return what shows the page of a run with a leak, or of its out-of-memory."""
 
-    def opened(page: Stage, tab: Tab, _folder: Path) -> None:
+    def opened(page: StagedPages, tab: Tab, _folder: Path) -> None:
         run = out_of_memory() if ended else example_run(ended=False)
         show(page, tab, record_of(run), record_of(replace(example_run(12))), runs=() if ended else (run,))
-        tab.until("document.querySelector('.memory-chart canvas')")
+        tab.wait_until("document.querySelector('.memory-chart canvas')")
 
     return opened
 
 
-def document(render: Callable[[], bytes]) -> Callable[[Stage, Tab, Path], None]:
+def document(render: Callable[[], bytes]) -> Callable[[StagedPages, Tab, Path], None]:
     """Return what shows a page without scripts."""
 
-    def opened(_page: Stage, tab: Tab, folder: Path) -> None:
+    def opened(_page: StagedPages, tab: Tab, folder: Path) -> None:
         path = folder / "page.html"
         path.write_bytes(render())
         tab.open(f"file://{path}")
@@ -90,24 +90,24 @@ def document(render: Callable[[], bytes]) -> Callable[[Stage, Tab, Path], None]:
     return opened
 
 
-def everything(page: Stage, tab: Tab, _folder: Path) -> None:
+def everything(page: StagedPages, tab: Tab, _folder: Path) -> None:
     """Show the status page with nearly every value known."""
     page.show(tab, full_state())
 
 
-def old_data(page: Stage, tab: Tab, _folder: Path) -> None:
+def old_data(page: StagedPages, tab: Tab, _folder: Path) -> None:
     """Show the status page of a daemon that no longer answers."""
     page.show(tab, full_state())
     page.answer = None
-    tab.until("document.querySelector('.old')")
+    tab.wait_until("document.querySelector('.old')")
 
 
-def incident(page: Stage, tab: Tab, _folder: Path) -> None:
+def incident(page: StagedPages, tab: Tab, _folder: Path) -> None:
     """Show the page of an incident."""
     show_incident(page, tab, staged_incident("too_hot"))
 
 
-def unknown_run(page: Stage, tab: Tab, _folder: Path) -> None:
+def unknown_run(page: StagedPages, tab: Tab, _folder: Path) -> None:
     """Show the page of an unknown run."""
     show(page, tab)
 
@@ -142,7 +142,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_axe_finds_nothing(page: Stage, tab: Tab, axe: str, tmp_path: Path, name: str) -> None:
+def test_axe_finds_nothing(page: StagedPages, tab: Tab, axe: str, tmp_path: Path, name: str) -> None:
     """The page has no violation, with all that folds unfolded."""
     PAGES[name](page, tab, tmp_path)
     tab.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")

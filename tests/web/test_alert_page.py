@@ -66,7 +66,7 @@ def test_list_fits_a_phone(tmp_path: Path) -> None:
     page = tmp_path / "alerts.html"
     page.write_bytes(serve_alert_page("/alerts").body)
     with chromium(tmp_path) as browser:
-        tab = browser.tab(360)
+        tab = browser.open_tab(360)
         tab.open(page.as_uri())
         cells = "[...document.querySelectorAll('td:nth-child(2)')].map((e) => e.firstChild)"
         lines = f"""{cells}.map((text) => {{

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from services import Daemon, Prometheus, ending, until
+from services import Daemon, Prometheus, end_processes, wait_until
 
 from gpuwarden.web import host_names
 from gpuwarden.web.host_names import HostNames, find_own_names
@@ -104,7 +104,7 @@ def test_rebound_name_reads_nothing_of_a_daemon(tmp_path: Path, mock_nvml: MockN
     """Every path of a real daemon refuses an unknown name, says what to set, and logs and counts it."""
     (tmp_path / "config.yaml").write_text("web: {allowed_hosts: [gpu.example.net]}\n")
     daemon = Daemon(tmp_path / "box", "--config", str(tmp_path / "config.yaml"), env=mock_nvml.env(gpus=1))
-    with ending(daemon):
+    with end_processes(daemon):
         for path in ("/", "/page/page.js", "/metrics", "/api/v1/state", "/api/v1/runs", "/-/healthy", "/nowhere"):
             status, body = ask(daemon, path, "evil.example:9846")
             assert status == 421
@@ -114,7 +114,7 @@ def test_rebound_name_reads_nothing_of_a_daemon(tmp_path: Path, mock_nvml: MockN
         for host in ("gpu.example.net", f"localhost:{daemon.port}", os.uname().nodename, "127.0.0.1"):
             assert ask(daemon, "/api/v1/state", host)[0] == 200
         assert daemon.output().count("request refused, unknown host name; set web.allowed_hosts host=evil.") == 1
-        counted = until(
+        counted = wait_until(
             lambda: daemon.samples().value("gpuwarden_http_requests_total", path="/metrics", code="421"), "the count"
         )
         assert counted == 1
@@ -125,7 +125,7 @@ def test_prometheus_scrapes_by_name_and_address(tmp_path: Path, mock_nvml: MockN
     """A real Prometheus scrapes by address, by loopback name, and by the machine's own name where that resolves."""
     daemon = Daemon(tmp_path / "box", env=mock_nvml.env(gpus=1))
     targets = [f"{host}:{daemon.port}" for host in ("127.0.0.1", "localhost")]
-    with ending(daemon):
+    with end_processes(daemon):
         prometheus = Prometheus(tmp_path / "prometheus", targets[0], more=targets[1:])
-        with ending(prometheus):
-            until(lambda: sorted(prometheus.query("up == 1").values()) == [1.0, 1.0], "both targets are up")
+        with end_processes(prometheus):
+            wait_until(lambda: sorted(prometheus.query("up == 1").values()) == [1.0, 1.0], "both targets are up")

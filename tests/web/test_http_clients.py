@@ -27,9 +27,9 @@ from served_pages import (
     Loop,
     connect,
     fetch,
+    parse_status,
     read_all,
-    serving,
-    status_of,
+    run_server,
     wait_until_closed,
 )
 
@@ -64,17 +64,17 @@ def test_request_has_a_deadline(loop: Loop, server: WebServer, first: bytes, sen
     """A client that does not complete a request in time is disconnected, even if it sends single bytes."""
     with connect(server, first) as client:
         if first:
-            loop.until(lambda: server.router.requests["/-/healthy", 200] == 1)
+            loop.wait_until(lambda: server.router.requests["/-/healthy", 200] == 1)
             while not client.recv(1 << 16).endswith(b"OK"):
                 pass
         client.sendall(sent)
-        loop.until(lambda: bool(server.pool.connections))
+        loop.wait_until(lambda: bool(server.pool.connections))
         (connection,) = server.pool.connections
-        loop.until(lambda: not sent or (connection._http.trailing_data[0] == sent and not connection._idle))
+        loop.wait_until(lambda: not sent or (connection._http.trailing_data[0] == sent and not connection._idle))
         loop.advance(server.pool.timeout * 0.9)
         if sent:
             client.sendall(b"x")
-            loop.until(lambda: connection._http.trailing_data[0] == sent + b"x")
+            loop.wait_until(lambda: connection._http.trailing_data[0] == sent + b"x")
         loop.advance(server.pool.timeout * 0.2)
         if first and not sent:  # idle within its limit
             assert server.pool.connections
@@ -86,9 +86,9 @@ def test_request_has_a_deadline(loop: Loop, server: WebServer, first: bytes, sen
 def test_rest_of_a_read_starts_the_next_deadline(loop: Loop, server: WebServer) -> None:
     """The rest of a read starts the deadline of the next request, not the longer idle timeout."""
     with connect(server, GET.replace(b"/metrics", b"/-/healthy") + b"GET") as client:
-        loop.until(lambda: server.router.requests["/-/healthy", 200] == 1)
+        loop.wait_until(lambda: server.router.requests["/-/healthy", 200] == 1)
         loop.advance(server.pool.timeout * 1.1)
-        assert status_of(read_all(client)) == 200
+        assert parse_status(read_all(client)) == 200
         assert server.pool.timed_out == 1
 
 
@@ -96,12 +96,12 @@ def test_client_that_does_not_read_is_disconnected(loop: Loop, server: WebServer
     """Its other requests stay in the kernel, and all such clients share the bytes of one page."""
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(server, GET_HUGE * 1000, receive_buffer=4096)) for _ in range(5)]
-        loop.until(lambda: [each.responding for each in server.pool.connections] == [True] * 5)
+        loop.wait_until(lambda: [each.responding for each in server.pool.connections] == [True] * 5)
         assert all(
             len(each._http.trailing_data[0]) <= 2 * http_connection.MAX_HEAD_BYTES for each in server.pool.connections
         )
         loop.advance(server.pool.timeout * 1.1)
-        loop.until(lambda: not server.pool.connections)
+        loop.wait_until(lambda: not server.pool.connections)
         assert server.pool.timed_out == 5
         for client in clients:
             wait_until_closed(client)
@@ -116,24 +116,24 @@ def test_slow_reader_gets_the_whole_page(server: WebServer) -> None:
 def test_rejected_client_that_keeps_sending_gets_the_response(loop: Loop, server: WebServer) -> None:
     """No reset discards the response while the client still sends; the wait for it is limited."""
     with connect(server, b"garbage\r\n\r\n") as client:
-        loop.until(lambda: server.router.requests["other", 400] == 1)
+        loop.wait_until(lambda: server.router.requests["other", 400] == 1)
         for _ in range(100):
             client.sendall(bytes(10_000))
-        assert status_of(read_all(client)) == 400
+        assert parse_status(read_all(client)) == 400
         loop.advance(http_connection.CLOSE_SECONDS * 1.1)
-        loop.until(lambda: not server.pool.connections)
+        loop.wait_until(lambda: not server.pool.connections)
         assert server.pool.timed_out == 0
 
 
 def test_full_server_closes_the_least_recently_active_client(loop: Loop) -> None:
     """A client that is being served is kept."""
-    with serving(loop, max_connections=2) as server, ExitStack() as stack:
+    with run_server(loop, max_connections=2) as server, ExitStack() as stack:
         first = stack.enter_context(connect(server, receive_buffer=4096))
-        loop.until(lambda: len(server.pool.connections) == 1)
+        loop.wait_until(lambda: len(server.pool.connections) == 1)
         second = stack.enter_context(connect(server))
-        loop.until(lambda: len(server.pool.connections) == 2)
+        loop.wait_until(lambda: len(server.pool.connections) == 2)
         first.sendall(LAST_GET.replace(b"/metrics", b"/huge"))
-        loop.until(lambda: server.router.requests["/huge", 200] == 1)
+        loop.wait_until(lambda: server.router.requests["/huge", 200] == 1)
         assert fetch(server).status == 200
         wait_until_closed(second)
         assert server.pool.evicted == 1
@@ -148,9 +148,9 @@ def test_evicted_client_whose_handler_goes_on(loop: Loop) -> None:
             await asyncio.sleep(PATIENCE)
         return HttpResponse(200, b"late")
 
-    with serving(loop, routes={**ROUTES, "/stubborn": stubborn}, max_connections=1) as server:
+    with run_server(loop, routes={**ROUTES, "/stubborn": stubborn}, max_connections=1) as server:
         with connect(server, GET.replace(b"/metrics", b"/stubborn")) as client:
-            loop.until(lambda: len(server.pool.connections) == 1)
+            loop.wait_until(lambda: len(server.pool.connections) == 1)
             loop.run(asyncio.sleep(0.05))  # in the handler
             assert fetch(server).body == PAGE
             wait_until_closed(client)
@@ -179,11 +179,11 @@ def test_responses_to_slow_readers_are_bounded(loop: Loop, monkeypatch: pytest.M
     size = 1 << 20
     monkeypatch.setattr(http_connection, "MAX_SENDING_BYTES", 16 * size)
     routes = {**ROUTES, "/runs/": lambda _: HttpResponse(200, CountedBytes(size))}
-    with serving(loop, routes=routes) as server, ExitStack() as stack:
+    with run_server(loop, routes=routes) as server, ExitStack() as stack:
         for asked in range(1, 41):
             stack.enter_context(connect(server, GET.replace(b"/metrics", b"/runs/"), receive_buffer=4096))
-            loop.until(lambda asked=asked: server.router.requests["/runs/", 200] == asked)  # type: ignore[misc]
-            loop.until(lambda: CountedBytes.held <= 17 * size)
+            loop.wait_until(lambda asked=asked: server.router.requests["/runs/", 200] == asked)  # type: ignore[misc]
+            loop.wait_until(lambda: CountedBytes.held <= 17 * size)
         assert len(fetch(server, "/runs/").body) == size
         assert fetch(server, "/huge").body == HUGE
         assert fetch(server).body == PAGE
@@ -199,7 +199,7 @@ def test_thousand_slow_clients_do_not_block_a_scrape(loop: Loop, server: WebServ
             if number % 100 == 99:
                 assert fetch(server).body == PAGE
         assert fetch(server).body == PAGE
-        loop.until(lambda: len(server.pool.connections) <= 256)
+        loop.wait_until(lambda: len(server.pool.connections) <= 256)
         assert server.pool.evicted >= 1000 - 256
         assert threading.active_count() == threads
 
@@ -207,10 +207,10 @@ def test_thousand_slow_clients_do_not_block_a_scrape(loop: Loop, server: WebServ
 def test_connection_reset_is_handled(loop: Loop, server: WebServer) -> None:
     """A connection reset during a response is dropped."""
     client = connect(server, GET_HUGE, receive_buffer=4096)
-    loop.until(lambda: any(connection.responding for connection in server.pool.connections))
+    loop.wait_until(lambda: any(connection.responding for connection in server.pool.connections))
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
-    loop.until(lambda: not server.pool.connections)
+    loop.wait_until(lambda: not server.pool.connections)
     assert fetch(server).status == 200
 
 
@@ -244,7 +244,7 @@ def test_client_without_credentials_is_closed_and_the_next_one_answered(
 def test_without_descriptors_an_idle_client_is_closed(loop: Loop, server: WebServer) -> None:
     """Without free file descriptors, the server closes an idle connection to answer a scrape."""
     with connect(server) as idle, socket.socket() as scrape:
-        loop.until(lambda: len(server.pool.connections) == 1)
+        loop.wait_until(lambda: len(server.pool.connections) == 1)
         with no_free_descriptor():
             scrape.settimeout(PATIENCE)
             scrape.connect(server.address)
@@ -262,15 +262,15 @@ def test_without_descriptors_and_clients_the_server_waits(
         with no_free_descriptor():
             scrape.connect(server.address)
             for count in (1, 2):
-                loop.until(lambda: server.accept_errors == count)  # noqa: B023 - called within the turn
+                loop.wait_until(lambda: server.accept_errors == count)  # noqa: B023 - called within the turn
                 loop.advance(http_server.NO_DESCRIPTOR_PAUSE_SECONDS)
             scrape.sendall(LAST_GET)
         loop.advance(http_server.NO_DESCRIPTOR_PAUSE_SECONDS)
         assert read_all(scrape).endswith(PAGE)
     assert ["cannot accept" in record.message for record in caplog.records] == [True]
-    loop.until(lambda: not server.pool.connections)  # else its descriptor is freed below
+    loop.wait_until(lambda: not server.pool.connections)  # else its descriptor is freed below
     with socket.socket() as client, no_free_descriptor():
         before = server.accept_errors
         client.connect(server.address)
-        loop.until(lambda: server.accept_errors > before)
+        loop.wait_until(lambda: server.accept_errors > before)
         loop.run(server.stop())

@@ -21,7 +21,7 @@ from served_pages import (
     connect,
     fetch,
     read_all,
-    serving,
+    run_server,
     wait_until_closed,
 )
 
@@ -72,13 +72,16 @@ def test_listens_on_all_addresses_of_a_host(loop: Loop) -> None:
     """Names and wildcards listen on IPv4 at the same port, and `::` does too, as in Prometheus."""
     hosts = ["localhost", "", "0.0.0.0", *(["::"] if has_ipv6() else [])]  # noqa: S104 - a free port, for a moment
     for host in hosts:
-        with serving(loop, host=host) as server, socket.create_connection(("127.0.0.1", server.address[1])) as client:
+        with (
+            run_server(loop, host=host) as server,
+            socket.create_connection(("127.0.0.1", server.address[1])) as client,
+        ):
             assert {listener.getsockname()[1] for listener in server._listeners} == {server.address[1]}
             client.settimeout(PATIENCE)
             client.sendall(LAST_GET)
             assert read_all(client).endswith(PAGE)
     if has_ipv6():
-        with serving(loop, host="::1") as server:
+        with run_server(loop, host="::1") as server:
             assert fetch(server).body == PAGE
 
 
@@ -87,7 +90,7 @@ def test_stop_with_clients_in_every_state(loop: Loop, server: WebServer) -> None
     with ExitStack() as stack:
         for sent in (b"", b"GET /metr", GET, GET_HUGE, b"garbage\r\n\r\n"):
             stack.enter_context(connect(server, sent, receive_buffer=4096))
-        loop.until(lambda: len(server.pool.connections) == 5)
+        loop.wait_until(lambda: len(server.pool.connections) == 5)
         late = stack.enter_context(socket.socket())  # accepted at the last moment, if at all
         late.settimeout(PATIENCE)
         late.connect(server.address)
@@ -105,9 +108,9 @@ def test_stop_lets_a_response_finish(loop: Loop, server: WebServer, monkeypatch:
     """A scrape in progress during shutdown gets its whole page."""
     monkeypatch.setattr(http_server, "STOP_SECONDS", PATIENCE)
     with connect(server, GET_HUGE, receive_buffer=4096) as client:
-        loop.until(lambda: any(connection.responding for connection in server.pool.connections))
+        loop.wait_until(lambda: any(connection.responding for connection in server.pool.connections))
         stopping = asyncio.run_coroutine_threadsafe(server.stop(), loop.loop)
-        loop.until(lambda: server.pool.stopping)
+        loop.wait_until(lambda: server.pool.stopping)
         assert read_all(client).endswith(b"\r\n\r\n" + HUGE)
         client.close()
         stopping.result(PATIENCE)

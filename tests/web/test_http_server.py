@@ -24,9 +24,9 @@ from served_pages import (
     exchange,
     fetch,
     healthy,
+    parse_status,
     read_all,
-    serving,
-    status_of,
+    run_server,
 )
 
 from gpuwarden.web import http_connection, http_messages
@@ -45,9 +45,9 @@ def test_response_is_delivered_unchanged(loop: Loop, server: WebServer) -> None:
             "text/plain; version=0.0.4",
             str(len(PAGE)),
         )
-        loop.until(lambda: len(server.pool.connections) == 1)
+        loop.wait_until(lambda: len(server.pool.connections) == 1)
     connection.close()
-    loop.until(lambda: not server.pool.connections)
+    loop.wait_until(lambda: not server.pool.connections)
     assert exchange(server, b"GET /metrics HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\n" + PAGE)
     with connect(server) as client:
         for byte in LAST_GET:
@@ -69,7 +69,7 @@ def test_handler_gets_the_request(loop: Loop) -> None:
         received.append(request)
         return healthy(request)
 
-    with serving(loop, routes={"/look": record}) as server:
+    with run_server(loop, routes={"/look": record}) as server:
         lines = b"Host: h\r\nAccept: a\r\nACCEPT: b\r\nConnection: close\r\n\r\n"
         exchange(server, b"GET http://h:9846/look?x=1&y=?2 HTTP/1.1\r\n" + lines)
     headers = {"host": "h", "accept": "a, b", "connection": "close"}
@@ -104,7 +104,7 @@ def test_invalid_requests_are_rejected(server: WebServer) -> None:
         ENTRY + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n": 400,
         ENTRY + b"Broken header\r\n\r\n": 400,
     }
-    found = {sent: status_of(exchange(server, sent)) for sent in refused}
+    found = {sent: parse_status(exchange(server, sent)) for sent in refused}
     found |= {
         (answer := fetch(server, method=method)).headers["allow"].encode(): answer.status for method in ("PUT", "BREW")
     }
@@ -169,7 +169,7 @@ def test_pipelined_requests_are_answered_in_order_and_not_read_ahead(loop: Loop,
             held.extend(len(connection._http.trailing_data[0]) for connection in server.pool.connections)
             return server.router.requests["/metrics", 200] == 1
 
-        loop.until(done)
+        loop.wait_until(done)
         reader.join(PATIENCE)
     assert answers[0].count(b"HTTP/1.1 200 OK") == 2001
     assert answers[0].endswith(b"\r\n\r\n" + PAGE)
@@ -185,7 +185,7 @@ def test_large_response_is_compressed_on_a_thread(loop: Loop, monkeypatch: pytes
         return body
 
     monkeypatch.setattr(http_messages, "_gzip", compressed)
-    with serving(loop) as server:
+    with run_server(loop) as server:
         fetch(server, "/metrics", accept_encoding="gzip")
         fetch(server, "/huge", accept_encoding="gzip")
     assert [each is loop._thread for each in threads] == [True, False]

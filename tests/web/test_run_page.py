@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 from run_record_cases import ACCOUNT, BEGAN, ERROR, UUID
 from run_record_cases import run as example_run
-from services import Daemon, ending, fetch
+from services import Daemon, end_processes, fetch
 
 from browser import Tab
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
@@ -32,7 +32,7 @@ from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
 from gpuwarden.runs.stall import Stall
 from mock_nvml import MockNvml
-from page_stage import Stage
+from page_stage import StagedPages
 from snapshots import GIB, gpu
 from tests.records.test_records_end_to_end import Reporter
 from tests.web.api.test_state_api import a_run
@@ -63,13 +63,13 @@ def out_of_memory(**more: Any) -> RunSnapshot:
     return replace(example_run(), **{"ending": DIED, "errors": (seen,), "leaks": {}, **more})
 
 
-def show(page: Stage, tab: Tab, *records: dict[str, Any], runs: tuple[RunSnapshot, ...] = ()) -> str:
+def show(page: StagedPages, tab: Tab, *records: dict[str, Any], runs: tuple[RunSnapshot, ...] = ()) -> str:
     """Open the page of the first record's run, and return its visible text."""
     page.records = {each["run_id"]: each for each in records}
     page.asked.clear()
     page.show(tab, poll_state(gpu(0), gpu(1), runs=runs))
     tab.open(f"{page.url}run/{records[0]['run_id'] if records else ID}")
-    tab.until("document.querySelector('#sentence')")
+    tab.wait_until("document.querySelector('#sentence')")
     return tab.text()
 
 
@@ -79,7 +79,7 @@ def clock(tab: Tab, seconds: float) -> str:
     return str(tab.evaluate(f"new Date({seconds * 1000}).toLocaleTimeString('en-GB', {options})"))
 
 
-def test_forecast_comes_first(page: Stage, tab: Tab) -> None:
+def test_forecast_comes_first(page: StagedPages, tab: Tab) -> None:
     """The sentence has the clock time at which memory runs out; the chart has it as a dashed line behind now."""
     run = replace(example_run(ended=False), errors=())
     record = record_of(run)
@@ -108,17 +108,17 @@ def test_forecast_comes_first(page: Stage, tab: Tab) -> None:
     assert len([each for each in drawn if each > 0.85]) > 20
 
 
-def test_run_that_may_never_run_out(page: Stage, tab: Tab) -> None:
+def test_run_that_may_never_run_out(page: StagedPages, tab: Tab) -> None:
     """Without an upper bound, none is claimed; the chart still ends."""
     run = replace(example_run(ended=False), errors=())
     leak = replace(run.leaks[UUID], left=TimeLeft(90_000.0, 80_000.0, None))
     text = show(page, tab, record_of(replace(run, leaks={UUID: leak})), runs=(run,))
     assert "much later" in text
-    tab.until("document.querySelector('.memory-chart canvas')")
+    tab.wait_until("document.querySelector('.memory-chart canvas')")
     assert tab.events("Runtime.exceptionThrown") == []
 
 
-def test_diagnosis_is_the_first_sentence(page: Stage, tab: Tab) -> None:
+def test_diagnosis_is_the_first_sentence(page: StagedPages, tab: Tab) -> None:
     """An out-of-memory has the cause as a sentence, the evidence, the next step, and its code once."""
     text = show(page, tab, record_of(out_of_memory()))
     assert summary(tab)[:3] == [
@@ -138,19 +138,19 @@ def test_diagnosis_is_the_first_sentence(page: Stage, tab: Tab) -> None:
     assert "ResourceExhaustedError, out of device memory" in tab.text(".errors")
 
 
-def test_copy_by_keyboard(page: Stage, tab: Tab) -> None:
+def test_copy_by_keyboard(page: StagedPages, tab: Tab) -> None:
     """Enter on the button puts the code into the clipboard."""
     show(page, tab, record_of(out_of_memory()))
     tab.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     tab.call("Page.bringToFront")
     tab.evaluate("document.querySelector('.banner .copy').focus()")
     tab.press("Enter", 13)
-    tab.until("document.querySelector('#copied').textContent")
+    tab.wait_until("document.querySelector('#copied').textContent")
     assert tab.text("#copied") == "Copied"
     assert tab.evaluate("navigator.clipboard.readText()") == DIAGNOSIS.code
 
 
-def test_error_texts(page: Stage, tab: Tab) -> None:
+def test_error_texts(page: StagedPages, tab: Tab) -> None:
     """Texts of errors are shown where the API has them; where it withholds them, the page says who has them."""
     record = record_of(out_of_memory())
     text = show(page, tab, record)
@@ -163,7 +163,7 @@ def test_error_texts(page: Stage, tab: Tab) -> None:
     assert tab.text("#errors ~ .copyable code") == f"gpuwarden runs show {ID}"
 
 
-def test_failed_run_has_its_error_and_next_step(page: Stage, tab: Tab) -> None:
+def test_failed_run_has_its_error_and_next_step(page: StagedPages, tab: Tab) -> None:
     """A run that failed by another error is named after it; the next step is the record's."""
     seen = SeenError(Error("no_device", "RuntimeError", "no GPU", "train", 7), BEGAN + 7000, {})
     failed = Ending("failed", "exit status 1", BEGAN + 7980, settled=True)
@@ -175,7 +175,7 @@ def test_failed_run_has_its_error_and_next_step(page: Stage, tab: Tab) -> None:
     assert rest[1] == f"Next step: {record['reported_errors'][0]['next_step'].replace('`', '')}"
 
 
-def test_figures(page: Stage, tab: Tab) -> None:
+def test_figures(page: StagedPages, tab: Tab) -> None:
     """Time, input wait, throttling, GPU activity and energy have their values with units."""
     show(page, tab, record_of(out_of_memory()))
     tiles = dict(
@@ -193,7 +193,7 @@ def test_figures(page: Stage, tab: Tab) -> None:
     assert "tensorflow 2.21.0 keras 3.15.1" in tab.text("#environment + .rows")
 
 
-def test_earlier_runs_are_compared(page: Stage, tab: Tab) -> None:
+def test_earlier_runs_are_compared(page: StagedPages, tab: Tab) -> None:
     """Runs of the same user and name are in a table with this one, and link to their pages."""
     record = record_of(out_of_memory())
     earlier = record_of(replace(example_run(12), ending=replace(DIED, outcome="finished"), errors=()))
@@ -207,13 +207,13 @@ def test_earlier_runs_are_compared(page: Stage, tab: Tab) -> None:
     assert rows[0][2:] == [format_elapsed(7980.0), "1,000", peak, "7.5 s", "64"]
     assert [each for each in page.asked if each.startswith("/api/v1/runs?")] == ["/api/v1/runs?limit=9&name=resnet"]
     tab.evaluate("document.querySelector('#earlier ~ * a').click()")
-    tab.until(
+    tab.wait_until(
         "location.pathname === '/run/12-99' && document.querySelector('#sentence')?.textContent.includes('Finished')"
     )
 
 
 @pytest.mark.parametrize(("index", "sentence"), [(0, "▲ GPU 0: hot: 87 °C, 2 °C below its throttle point"), (1, "")])
-def test_problem_of_its_gpu_is_no_green_run(page: Stage, tab: Tab, index: int, sentence: str) -> None:
+def test_problem_of_its_gpu_is_no_green_run(page: StagedPages, tab: Tab, index: int, sentence: str) -> None:
     """A run on a hot GPU begins with that GPU's problem, as the status page does; one on another GPU has none."""
     run = a_run(left=60 * GIB)
     readings: dict[Any, Any] = {
@@ -225,14 +225,14 @@ def test_problem_of_its_gpu_is_no_green_run(page: Stage, tab: Tab, index: int, s
     page.records = {"7-1": record_of(run)}
     page.show(tab, poll_state(*gpus, runs=(run,), pressure=Pressure({(f"GPU-{index}", "thermal"): "warning"}, {})))
     tab.open(f"{page.url}run/7-1")
-    tab.until("document.querySelector('#sentence')")
+    tab.wait_until("document.querySelector('#sentence')")
     healthy = "Running, no problem found"
     assert summary(tab)[0] == (sentence or f"✔ {healthy}")
     assert tab.text("header .state") == ("running" if sentence else "✔ running")
     assert tab.text("#announcement") == ("warning: GPU 0" if sentence else healthy)
 
 
-def test_own_problem_is_announced_by_name(page: Stage, tab: Tab) -> None:
+def test_own_problem_is_announced_by_name(page: StagedPages, tab: Tab) -> None:
     """The announcement names the run with a problem, without the numbers; the sentence links to what to do."""
     run = a_run(left=60 * GIB, stall=Stall(61.0, "unknown"))
     show(page, tab, record_of(run), runs=(run,))
@@ -242,7 +242,7 @@ def test_own_problem_is_announced_by_name(page: Stage, tab: Tab) -> None:
     assert links == ["/alerts/RunStalled"]
 
 
-def test_peak_is_of_the_fullest_gpu(page: Stage, tab: Tab) -> None:
+def test_peak_is_of_the_fullest_gpu(page: StagedPages, tab: Tab) -> None:
     """The table of runs has the peak of the GPU that was filled the most, as the list in a terminal."""
     record = record_of(out_of_memory())
     device = record["devices"][0]
@@ -252,7 +252,7 @@ def test_peak_is_of_the_fullest_gpu(page: Stage, tab: Tab) -> None:
     assert tab.text("#earlier ~ * tr.this td:nth-child(5)") == format_bytes(device["memory_peak_bytes"])
 
 
-def test_counters_and_time_are_of_one_moment(page: Stage, tab: Tab) -> None:
+def test_counters_and_time_are_of_one_moment(page: StagedPages, tab: Tab) -> None:
     """Energy has its average power once the run has ended: before, the driver's counters are older than the time."""
     run = replace(example_run(ended=False), errors=())
     show(page, tab, record_of(run), runs=(run,))
@@ -272,7 +272,7 @@ def test_counters_and_time_are_of_one_moment(page: Stage, tab: Tab) -> None:
     assert "1 stall" in figures.splitlines()[5]
 
 
-def test_throttling_has_its_reasons_in_words(page: Stage, tab: Tab) -> None:
+def test_throttling_has_its_reasons_in_words(page: StagedPages, tab: Tab) -> None:
     """Reasons of throttling are called as in all other texts; one of a later version is called by its name."""
     seconds = {"sw_power_cap": 3.0, "hw_thermal_slowdown": 90.0, "edpp_limit": 4.0, "hw_slowdown": 0.0}
     show(page, tab, record_of(out_of_memory()) | {"throttled_seconds": seconds})
@@ -280,7 +280,7 @@ def test_throttling_has_its_reasons_in_words(page: Stage, tab: Tab) -> None:
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
-def test_color_of_an_end_is_that_of_its_condition(page: Stage, tab: Tab, outcome: Outcome) -> None:
+def test_color_of_an_end_is_that_of_its_condition(page: StagedPages, tab: Tab, outcome: Outcome) -> None:
     """The severity of an end is that of the alert that it raises."""
     show(page, tab, record_of(out_of_memory()) | {"outcome": outcome, "state": outcome})
     severity = severity_of(END_CONDITIONS[outcome]) if outcome in END_CONDITIONS else None
@@ -288,7 +288,7 @@ def test_color_of_an_end_is_that_of_its_condition(page: Stage, tab: Tab, outcome
     assert tab.evaluate("document.querySelector('#banner').className") == f"banner {expected}"
 
 
-def test_incidents_of_the_run_are_linked(page: Stage, tab: Tab) -> None:
+def test_incidents_of_the_run_are_linked(page: StagedPages, tab: Tab) -> None:
     """An incident of this run, and one of its GPU in its time, has its finding and page; others are not listed."""
     text = "GPU 3 was almost out of memory."
     known = {
@@ -316,13 +316,13 @@ def test_incidents_of_the_run_are_linked(page: Stage, tab: Tab) -> None:
         page.incidents = []
 
 
-def test_run_on_a_lost_gpu_has_a_next_step(page: Stage, tab: Tab) -> None:
+def test_run_on_a_lost_gpu_has_a_next_step(page: StagedPages, tab: Tab) -> None:
     """The first sentence names the GPU, and is followed by what to do about it and the alert's page."""
     run = a_run(4711, in_use=5 * GIB, left=2.0 * GIB)
     page.records = {"4711-1": record_of(run) | {"run_id": "4711-1"}}
     page.show(tab, poll_state(replace(gpu(0), fault="gpu_is_lost", readings={}), gpu(1), runs=(run,)))
     tab.open(f"{page.url}run/{run.peer.run_id}")
-    tab.until("document.querySelector('#sentence')")
+    tab.wait_until("document.querySelector('#sentence')")
     assert summary(tab)[:2] == [
         "✖ GPU 0 is not responding",
         "Next step: The GPU has fallen off the bus: stop the runs on it and restart the machine.",
@@ -330,7 +330,7 @@ def test_run_on_a_lost_gpu_has_a_next_step(page: Stage, tab: Tab) -> None:
     assert tab.evaluate("document.querySelector('#banner a').pathname") == "/alerts/GpuDown"
 
 
-def test_unknown_run(page: Stage, tab: Tab) -> None:
+def test_unknown_run(page: StagedPages, tab: Tab) -> None:
     """A page of an unknown run says so, and leads on."""
     text = show(page, tab)
     assert summary(tab)[0] == "Unknown run"
@@ -343,15 +343,15 @@ def test_unknown_run(page: Stage, tab: Tab) -> None:
 @pytest.mark.parametrize(
     ("path", "shown"), [("run/", "unnamed"), ("run/%", "%"), ("run/%3Cb%3E1", "<b>1"), ("run/%E2%80%AE1", "\u202e1")]
 )
-def test_any_address_has_a_plain_page(page: Stage, tab: Tab, path: str, shown: str) -> None:
+def test_any_address_has_a_plain_page(page: StagedPages, tab: Tab, path: str, shown: str) -> None:
     """An address that is no ID is that of an unknown run; its letters turn no other text around."""
     show(page, tab)
     tab.open(f"{page.url}{path}")
-    tab.until("document.querySelector('#sentence')?.textContent === 'Unknown run'")
+    tab.wait_until("document.querySelector('#sentence')?.textContent === 'Unknown run'")
     assert tab.evaluate("[...document.querySelectorAll('#main bdi')].map(e => e.textContent)")[1:] == [shown]
 
 
-def test_old_values_are_marked(page: Stage, tab: Tab) -> None:
+def test_old_values_are_marked(page: StagedPages, tab: Tab) -> None:
     """Values of a running run turn gray while the daemon has no poll or has lost the run, with what was known last."""
     run = replace(example_run(ended=False), errors=())
     record = record_of(run)
@@ -359,21 +359,21 @@ def test_old_values_are_marked(page: Stage, tab: Tab) -> None:
     sentence = summary(tab)[0].removeprefix("▲ ")
     known = page.answer
     page.answer = None
-    tab.until("document.querySelector('.old #sentence')")
+    tab.wait_until("document.querySelector('.old #sentence')")
     assert re.fullmatch(r"\? Old data: the daemon cannot answer since \d\d:\d\d:\d\d", summary(tab)[0])
     assert f"Last known: {sentence}" in tab.text("#banner")
     page.answer = known
-    tab.until("!document.body.classList.contains('old')")
+    tab.wait_until("!document.body.classList.contains('old')")
     page.records.clear()
-    tab.until("document.querySelector('.old #sentence')")
+    tab.wait_until("document.querySelector('.old #sentence')")
     assert summary(tab)[0] == "? Old data: the daemon no longer knows this run"
 
 
-def test_cursor_by_keyboard_and_mouse(page: Stage, tab: Tab) -> None:
+def test_cursor_by_keyboard_and_mouse(page: StagedPages, tab: Tab) -> None:
     """The chart is a slider over time: arrow keys and the mouse move it, and its text has the values."""
     record = record_of(out_of_memory())
     show(page, tab, record)
-    tab.until("document.querySelector('.memory-chart canvas')")
+    tab.wait_until("document.querySelector('.memory-chart canvas')")
     value = "document.querySelector('.memory-chart').ariaValueText"
     last = tab.evaluate(value)
     tab.evaluate("document.querySelector('.memory-chart').focus()")
@@ -389,11 +389,11 @@ def test_cursor_by_keyboard_and_mouse(page: Stage, tab: Tab) -> None:
     box = "document.querySelector('.memory-chart').getBoundingClientRect()"
     x, y = tab.evaluate(f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({box})")
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-    tab.until(f"{value} !== {json.dumps(last)}")
+    tab.wait_until(f"{value} !== {json.dumps(last)}")
     assert "headroom" in tab.text(".readout")
 
 
-def test_untrusted_text_is_text(page: Stage, tab: Tab) -> None:
+def test_untrusted_text_is_text(page: StagedPages, tab: Tab) -> None:
     """Names, messages and holders with markup are shown as text."""
     record = record_of(out_of_memory())
     record |= {"name": HOSTILE, "user": HOSTILE, "evidence": HOSTILE, "framework": HOSTILE, "job": HOSTILE}
@@ -416,9 +416,9 @@ def test_untrusted_text_is_text(page: Stage, tab: Tab) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("ended", [True, False])
-def test_phone_and_contrast(page: Stage, tab: Tab, scheme: Literal["light", "dark"], *, ended: bool) -> None:
+def test_phone_and_contrast(page: StagedPages, tab: Tab, scheme: Literal["light", "dark"], *, ended: bool) -> None:
     """At 360 pixels nothing scrolls sideways; all text is readable in both schemes, with current and old data."""
-    tab.prefer(scheme, motion="reduce")
+    tab.set_media_preference(scheme, motion="reduce")
     tab.resize(360, 800)
     run = out_of_memory() if ended else example_run(ended=False)
     show(page, tab, record_of(run), record_of(replace(example_run(12))), runs=() if ended else (run,))
@@ -430,7 +430,7 @@ def test_phone_and_contrast(page: Stage, tab: Tab, scheme: Literal["light", "dar
         assert ratio >= 4.5, where
 
 
-def test_keyboard_and_names_for_screen_readers(page: Stage, tab: Tab) -> None:
+def test_keyboard_and_names_for_screen_readers(page: StagedPages, tab: Tab) -> None:
     """Tab reaches every control with a visible frame; regions have names; headings are in order."""
     run = example_run(ended=False)
     show(page, tab, record_of(run), record_of(replace(example_run(12))), runs=(run,))
@@ -460,11 +460,11 @@ def test_keyboard_and_names_for_screen_readers(page: Stage, tab: Tab) -> None:
     assert all(after - before <= 1 for before, after in pairwise(levels))
 
 
-def test_paper(page: Stage, tab: Tab) -> None:
+def test_paper(page: StagedPages, tab: Tab) -> None:
     """On paper the page is dark on white, without controls, also from a browser in a dark scheme."""
-    tab.prefer("dark")
+    tab.set_media_preference("dark")
     show(page, tab, record_of(out_of_memory()))
-    tab.until("document.querySelector('.memory-chart canvas')")
+    tab.wait_until("document.querySelector('.memory-chart canvas')")
     tab.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     try:
         assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -481,7 +481,7 @@ def test_paper(page: Stage, tab: Tab) -> None:
         tab.call("Emulation.setEmulatedMedia", media="", features=[])
 
 
-def test_paper_has_charts_that_were_never_visible(page: Stage, tab: Tab) -> None:
+def test_paper_has_charts_that_were_never_visible(page: StagedPages, tab: Tab) -> None:
     """A chart below the window's edge is not drawn, and is drawn for paper."""
     run = a_run(left=60 * GIB)
     readings: dict[Any, Any] = {GpuReadings.utilization_ratio: 0.5}
@@ -490,10 +490,10 @@ def test_paper_has_charts_that_were_never_visible(page: Stage, tab: Tab) -> None
     tab.resize(390, 100)
     tab.open(f"{page.url}run/7-1")
     missing = "[...document.querySelectorAll('.activity .chart')].filter(e => !e.querySelector('canvas')).length"
-    tab.until(f"{missing} > 0")
+    tab.wait_until(f"{missing} > 0")
     tab.call("Emulation.setEmulatedMedia", media="print")
     try:
-        tab.until(f"{missing} === 0")
+        tab.wait_until(f"{missing} === 0")
     finally:
         tab.call("Emulation.setEmulatedMedia", media="", features=[])
 
@@ -501,18 +501,18 @@ def test_paper_has_charts_that_were_never_visible(page: Stage, tab: Tab) -> None
 def test_page_follows_a_run_to_its_end(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
     """The page of a real daemon's run turns into its ended form, loads little, and says when the daemon is away."""
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
-    with ending(daemon):
+    with end_processes(daemon):
         run = Reporter(tmp_path, daemon)  # on GPU 0
-        with ending(run):
+        with end_processes(run):
             mock_nvml.processes(0, {run.pid: 4 * GIB})
             run.report(memory={"GPU:0": [3 * GIB, 4 * GIB]}, steps=10, phase="train", batch_size=32)
             run_id = run.run_id(daemon)
             tab.open(f"{daemon.url}/run/{run_id}")
-            tab.until("document.querySelector('header .state')?.textContent.includes('running')")
-            tab.until("document.querySelector('.memory-chart canvas')")
+            tab.wait_until("document.querySelector('header .state')?.textContent.includes('running')")
+            tab.wait_until("document.querySelector('.memory-chart canvas')")
             assert f"in use {format_bytes(3 * GIB)}" in " ".join(tab.text(".legend").split())
             run.end()
-        tab.until("document.querySelector('header .state')?.textContent.includes('finished')")
+        tab.wait_until("document.querySelector('header .state')?.textContent.includes('finished')")
         assert summary(tab)[0].startswith("✔ Finished after ")
         assert tab.evaluate("document.querySelectorAll('#activity').length") == 0
         asked = [each["request"]["url"] for each in tab.events("Network.requestWillBeSent")]
@@ -523,5 +523,5 @@ def test_page_follows_a_run_to_its_end(tmp_path: Path, mock_nvml: MockNvml, tab:
         logged = [each["entry"] for each in tab.events("Log.entryAdded") if each["entry"]["level"] == "error"]
         assert [each for each in logged if each.get("url", daemon.url).startswith(daemon.url)] == []
         assert tab.events("Runtime.exceptionThrown") == []
-    tab.until("document.querySelector('.notice.away')")
+    tab.wait_until("document.querySelector('.notice.away')")
     assert "not answered since" in tab.text(".notice.away")

@@ -10,7 +10,7 @@ import urllib.request
 from email.message import Message
 from pathlib import Path
 
-from services import ROOT, Daemon, ending
+from services import ROOT, Daemon, end_processes
 
 from gpuwarden.web.static_files import FOLDER
 from mock_nvml import MockNvml
@@ -36,7 +36,7 @@ def test_every_file_is_in_the_package() -> None:
 def test_files_are_compressed_and_cached(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A second visit gets a 304 without a body; an unknown file gets a 404."""
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
-    with ending(daemon):
+    with end_processes(daemon):
         url = f"{daemon.url}/page/uplot/uPlot.iife.min.js"
         status, headers, body = get(url, **{"Accept-Encoding": "gzip"})
         assert (status, headers["content-encoding"], headers["content-type"]) == (

@@ -26,8 +26,8 @@ from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
 from gpuwarden.web.api.state_document import MAX_PROCESSES
 from gpuwarden.xid import codes as xid
-from page_stage import SOCKET, Stage, answer
-from snapshots import GIB, divided, gpu, snapshot
+from page_stage import SOCKET, StagedPages, make_document
+from snapshots import GIB, gpu, mig_gpu, snapshot
 from tests.web.api.test_state_api import REPORT, a_run, full_state
 
 pytestmark = pytest.mark.system
@@ -78,7 +78,7 @@ def summary(tab: Tab) -> list[str]:
 def open_card(tab: Tab, name: str) -> None:
     """Open the card of a GPU or run, as a link to it does."""
     tab.evaluate(f"location.hash = '{name}'")
-    tab.until(f"document.querySelector('article#{name}')")
+    tab.wait_until(f"document.querySelector('article#{name}')")
 
 
 def texts(tab: Tab, selector: str) -> list[str]:
@@ -87,7 +87,7 @@ def texts(tab: Tab, selector: str) -> list[str]:
     return [" ".join(each.split()) for each in found]
 
 
-def test_healthy_host_is_ok(page: Stage, tab: Tab) -> None:
+def test_healthy_host_is_ok(page: StagedPages, tab: Tab) -> None:
     """The first sentence says that all is OK; totals with the number of GPUs and runs, and the socket, follow."""
     shown = page.show(tab, poll_state(gpu(0), gpu(1), runs=(a_run(left=60 * GIB),)))
     assert summary(tab) == ["✔ All OK"]
@@ -98,7 +98,7 @@ def test_healthy_host_is_ok(page: Stage, tab: Tab) -> None:
     assert "not this machine's" not in shown
 
 
-def test_problems_come_first_with_their_values(page: Stage, tab: Tab) -> None:
+def test_problems_come_first_with_their_values(page: StagedPages, tab: Tab) -> None:
     """GPUs with a problem have large tiles with the values, worst first; all problems link to their card."""
     hot = replace(
         gpu(2),
@@ -141,12 +141,12 @@ def test_problems_come_first_with_their_values(page: Stage, tab: Tab) -> None:
     assert tab.text("#announcement") == "2 critical, 1 warning; GPU 0 critical; run unet critical; GPU 2 warning"
 
 
-def test_simulation_is_marked(page: Stage, tab: Tab) -> None:
+def test_simulation_is_marked(page: StagedPages, tab: Tab) -> None:
     """A page of simulated GPUs says that they are not GPUs of this host."""
     assert "Demo data: simulated GPUs, not this machine's." in page.show(tab, poll_state(source="simulated"))
 
 
-def test_driver_fault_has_an_action(page: Stage, tab: Tab) -> None:
+def test_driver_fault_has_an_action(page: StagedPages, tab: Tab) -> None:
     """After a driver fault, the page shows the error and the action instead of an empty host."""
     shown = page.show(tab, poll_state(snapshot=replace(snapshot(), fault="driver_not_loaded", driver=None)))
     first, second = summary(tab)
@@ -156,7 +156,7 @@ def test_driver_fault_has_an_action(page: Stage, tab: Tab) -> None:
     assert "Unknown: no GPU has readings." in shown
 
 
-def test_unpolled_gpu_is_not_a_fault(page: Stage, tab: Tab) -> None:
+def test_unpolled_gpu_is_not_a_fault(page: StagedPages, tab: Tab) -> None:
     """A sleeping GPU and one that is not polled are shown as such; unidentified ones are counted."""
     not_polled, asleep = (replace(gpu(n), readings={}, asked=False) for n in (0, 1))
     known: dict[str, Any] = {"asleep": {"GPU-0": False, "GPU-1": True}, "asleep_count": 3}
@@ -173,7 +173,7 @@ def test_unpolled_gpu_is_not_a_fault(page: Stage, tab: Tab) -> None:
     assert "No process uses a GPU." in page.show(tab, poll_state())
 
 
-def test_what_is_not_known_is_not_called_ok(page: Stage, tab: Tab) -> None:
+def test_what_is_not_known_is_not_called_ok(page: StagedPages, tab: Tab) -> None:
     """Not all is called OK while a GPU has no readings; a run without a name has a link that can be clicked."""
     page.show(tab, poll_state(gpu(0), replace(gpu(1), readings={})))
     assert summary(tab) == ["✔ No known problem", "1 GPU without readings."]
@@ -183,7 +183,7 @@ def test_what_is_not_known_is_not_called_ok(page: Stage, tab: Tab) -> None:
     assert tab.text("table.runs th a, article h3 bdi").splitlines()[0] == "unnamed"
 
 
-def test_lost_gpu_and_xids_have_actions(page: Stage, tab: Tab) -> None:
+def test_lost_gpu_and_xids_have_actions(page: StagedPages, tab: Tab) -> None:
     """The most severe XIDs come first with meaning and action; many are collapsed, and old ones left out."""
     codes = {
         79: EventCount(2, -30.0),
@@ -214,7 +214,7 @@ def test_lost_gpu_and_xids_have_actions(page: Stage, tab: Tab) -> None:
         assert any(xid.explain(code).meaning in each for each in listed)
 
 
-def test_gpu_card_has_every_value(page: Stage, tab: Tab) -> None:
+def test_gpu_card_has_every_value(page: StagedPages, tab: Tab) -> None:
     """A card has every value of the response, formatted like the daemon's texts."""
     readings: dict[Any, Any] = {
         GpuReadings.memory_size_bytes: 80 * GIB,
@@ -266,9 +266,9 @@ def test_gpu_card_has_every_value(page: Stage, tab: Tab) -> None:
     assert "Memory temperature\n64 °C" in tab.text("#gpu-0 .rows")
 
 
-def test_mig_instances_are_in_their_gpus_card(page: Stage, tab: Tab) -> None:
+def test_mig_instances_are_in_their_gpus_card(page: StagedPages, tab: Tab) -> None:
     """Each instance has its memory and the headroom of its run."""
-    whole = divided(0, free=[GIB, 2 * GIB])
+    whole = mig_gpu(0, free=[GIB, 2 * GIB])
     sizes = {MigReadings.memory_used_bytes: 3 * GIB, MigReadings.memory_size_bytes: 4 * GIB}
     whole = replace(whole, mig=tuple(replace(each, readings={**each.readings, **sizes}) for each in whole.mig))
     page.show(tab, poll_state(whole, runs=(a_run(uuid="MIG-0-1", in_use=GIB, left=3 * GIB),)))
@@ -283,7 +283,7 @@ def test_mig_instances_are_in_their_gpus_card(page: Stage, tab: Tab) -> None:
     assert "GPU 0/1" in tab.text("#run-7-1")
 
 
-def test_run_card_has_progress_and_forecast(page: Stage, tab: Tab) -> None:
+def test_run_card_has_progress_and_forecast(page: StagedPages, tab: Tab) -> None:
     """A run has its speed, input wait, forecast with bounds, errors, diagnosis, next step, stall and record link."""
     report = replace(REPORT, step_median=0.0123, errors={"device_oom": 2, "other": 1})
     grows = Leak(1e6, 60 << 20, TimeLeft(90.0, 80.0, 100.0))
@@ -308,7 +308,7 @@ def test_run_card_has_progress_and_forecast(page: Stage, tab: Tab) -> None:
     assert tab.evaluate("document.querySelector('#run-7-1 a[href^=run]').getAttribute('href')") == "run/7-1"
 
 
-def test_run_without_gpu_and_with_an_error(page: Stage, tab: Tab) -> None:
+def test_run_without_gpu_and_with_an_error(page: StagedPages, tab: Tab) -> None:
     """A run on the CPU has no GPU, rather than an unknown one; of an error the page says where its text is."""
     seen = SeenError(Error("other", "KeyError", "'label'", "train", 7), 1.0, {})
     run = a_run(no_gpu="cpu_build", devices={}, memory={}, headroom={}, errors=(seen,))
@@ -320,9 +320,9 @@ def test_run_without_gpu_and_with_an_error(page: Stage, tab: Tab) -> None:
     assert tab.text("#run-7-1 code").splitlines()[-1] == "gpuwarden runs show ID"
 
 
-def test_unknown_peak_is_not_shown_as_0(page: Stage, tab: Tab) -> None:
+def test_unknown_peak_is_not_shown_as_0(page: StagedPages, tab: Tab) -> None:
     """A run with an unknown peak shows no peak rather than 0 bytes."""
-    runs = answer(poll_state(runs=(a_run(left=0.0),)))["runs"]
+    runs = make_document(poll_state(runs=(a_run(left=0.0),)))["runs"]
     assert "peak 9.00 GiB" in page.show(tab, poll_state(), runs=runs)
     del runs[0]["devices"][0]["memory_peak_bytes"]
     shown = page.show(tab, poll_state(), runs=runs)
@@ -330,15 +330,15 @@ def test_unknown_peak_is_not_shown_as_0(page: Stage, tab: Tab) -> None:
     assert "peak" not in shown
 
 
-def test_peak_of_several_gpus_is_of_the_fullest(page: Stage, tab: Tab) -> None:
+def test_peak_of_several_gpus_is_of_the_fullest(page: StagedPages, tab: Tab) -> None:
     """The card of a run on two GPUs has the peak of one, as `gpuwarden runs` has it, and says so."""
-    runs = answer(poll_state(gpu(0), gpu(1), runs=(a_run(left=0.0),)))["runs"]
+    runs = make_document(poll_state(gpu(0), gpu(1), runs=(a_run(left=0.0),)))["runs"]
     (device,) = runs[0]["devices"]
     runs[0]["devices"] = [device, {**device, "uuid": "GPU-1", "memory_peak_bytes": 4 * GIB}]
     assert "peak 9.00 GiB on one GPU" in page.show(tab, poll_state(gpu(0), gpu(1)), runs=runs)
 
 
-def test_ended_runs_have_their_outcome(page: Stage, tab: Tab) -> None:
+def test_ended_runs_have_their_outcome(page: StagedPages, tab: Tab) -> None:
     """Ended runs follow the running ones, with outcome and evidence; a recent failure is also in the summary."""
     gone: dict[str, Any] = {"up": False, "current": False}
     killed = a_run(8, **gone, ending=Ending("out_of_memory", 'last message: <b "', 1.0, settled=True))
@@ -353,7 +353,7 @@ def test_ended_runs_have_their_outcome(page: Stage, tab: Tab) -> None:
     assert shown.index("Phase") < shown.index("Ended") < shown.index("exit status 0")
 
 
-def test_page_without_runs_explains_reporting(page: Stage, tab: Tab) -> None:
+def test_page_without_runs_explains_reporting(page: StagedPages, tab: Tab) -> None:
     """The page explains both the Keras callback and the manual report."""
     shown = page.show(tab, poll_state())
     assert "No training run has reported." in shown
@@ -361,7 +361,7 @@ def test_page_without_runs_explains_reporting(page: Stage, tab: Tab) -> None:
     assert "with watch(" in shown
 
 
-def test_processes_have_owners_and_lists_are_bounded(page: Stage, tab: Tab) -> None:
+def test_processes_have_owners_and_lists_are_bounded(page: StagedPages, tab: Tab) -> None:
     """Each process has its user and its job, container, unit or run; the largest are listed, the rest is counted."""
     held = {pid: pid * GIB for pid in range(1, MAX_PROCESSES + 3)}
     identities = {52: ProcessIdentity(1000, "<b>"), 51: ProcessIdentity(1000, "python")}
@@ -387,7 +387,7 @@ def test_processes_have_owners_and_lists_are_bounded(page: Stage, tab: Tab) -> N
     assert "and 29 more runs that are not listed here" in shown
 
 
-def test_untrusted_names_are_escaped(page: Stage, tab: Tab) -> None:
+def test_untrusted_names_are_escaped(page: StagedPages, tab: Tab) -> None:
     """Markup, bidi marks, line ends and 10,000 characters are neither executed nor break the layout."""
     run = replace(a_run(left=0.0), hello=Hello(HOSTILE, HOSTILE, {}, job=HOSTILE))
     pressure = Pressure({("GPU-0", "memory"): "critical"}, {("7-1", "GPU-0"): RunPressure("critical", 0.0, GIB)})
@@ -408,9 +408,9 @@ def test_untrusted_names_are_escaped(page: Stage, tab: Tab) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_phone_and_contrast(page: Stage, tab: Tab, scheme: Literal["light", "dark"]) -> None:
+def test_phone_and_contrast(page: StagedPages, tab: Tab, scheme: Literal["light", "dark"]) -> None:
     """At 360 pixels nothing scrolls sideways; all text is readable in both schemes, with current and old data."""
-    tab.prefer(scheme, motion="reduce")
+    tab.set_media_preference(scheme, motion="reduce")
     tab.resize(360, 800)
     page.show(tab, full_state())
     tab.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
@@ -425,7 +425,7 @@ def test_phone_and_contrast(page: Stage, tab: Tab, scheme: Literal["light", "dar
     assert ratio >= 4.5, where
 
 
-def test_keyboard_and_names_for_screen_readers(page: Stage, tab: Tab) -> None:
+def test_keyboard_and_names_for_screen_readers(page: StagedPages, tab: Tab) -> None:
     """Tab reaches every control with a visible frame; regions and images have names; one region is live."""
     page.show(tab, full_state())
     visited = []
@@ -441,7 +441,7 @@ def test_keyboard_and_names_for_screen_readers(page: Stage, tab: Tab) -> None:
     assert "skip" in visited[0]
     tab.evaluate("document.querySelector('#banner a').focus()")
     tab.press("Enter", 13)
-    tab.until("document.activeElement.id === 'gpu-0' || location.hash === '#gpu-0'")
+    tab.wait_until("document.activeElement.id === 'gpu-0' || location.hash === '#gpu-0'")
     assert tab.evaluate("[...document.querySelectorAll('[aria-live], [role=status]')].map(e => e.id)") == [
         "announcement"
     ]
@@ -455,19 +455,19 @@ def test_keyboard_and_names_for_screen_readers(page: Stage, tab: Tab) -> None:
     assert tab.evaluate("['header', 'main', 'footer'].every(e => document.querySelectorAll(e).length === 1)")
 
 
-def test_page_without_javascript_links_alternatives(page: Stage, tab: Tab) -> None:
+def test_page_without_javascript_links_alternatives(page: StagedPages, tab: Tab) -> None:
     """The page links the terminal tool, the API and the metrics."""
     tab.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
         tab.call("Page.navigate", url=page.url)
-        tab.until("document.querySelectorAll('noscript a').length == 3")  # with scripts enabled it would be text
+        tab.wait_until("document.querySelectorAll('noscript a').length == 3")  # with scripts enabled it would be text
         assert "gpuwarden top" in tab.evaluate("document.querySelector('noscript').textContent")
         assert "Loading" not in tab.text()
     finally:
         tab.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
-def test_incidents_have_their_finding_and_links(page: Stage, tab: Tab) -> None:
+def test_incidents_have_their_finding_and_links(page: StagedPages, tab: Tab) -> None:
     """The newest incidents are listed with their finding and a link to their JSON; without one, no section."""
     finding = {"text": "GPU 2 fell off the bus (XID 79); run <b>vit</b> then crashed. Use `float(loss)`."}
     page.incidents = [
@@ -476,7 +476,7 @@ def test_incidents_have_their_finding_and_links(page: Stage, tab: Tab) -> None:
     ]
     try:
         page.show(tab, poll_state())
-        tab.until("document.querySelectorAll('section[data-key=incidents] li').length === 7")
+        tab.wait_until("document.querySelectorAll('section[data-key=incidents] li').length === 7")
     finally:
         page.incidents = []
     assert tab.evaluate("document.querySelectorAll('section[data-key=incidents] > details > ol > li').length") == 5
@@ -492,7 +492,7 @@ def test_incidents_have_their_finding_and_links(page: Stage, tab: Tab) -> None:
     assert not tab.evaluate("document.querySelectorAll('section[data-key=incidents]').length")
 
 
-def test_unfit_host_says_why(page: Stage, tab: Tab) -> None:
+def test_unfit_host_says_why(page: StagedPages, tab: Tab) -> None:
     """The banner has the answer that a scheduler gets, unless the node is fit."""
     found = {"status": "unfit", "text": "GPU 0: NVLink 2 down (reset)"}
     assert "Unfit for jobs: GPU 0: NVLink 2 down (reset)." in page.show(tab, poll_state(gpu(0)), fitness=found)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import Daemon, ending, fetch, free_port, until
+from services import Daemon, end_processes, fetch, free_port, wait_until
 
 from browser import Tab, chromium
 from gpuwarden.formatting import format_bytes
 from gpuwarden.web.static_files import FOLDER
 from mock_nvml import MockNvml
-from page_stage import answer, stage
+from page_stage import make_document, serve_pages
 from snapshots import gpu
 from tests.web.test_status_page import open_card, poll_state, summary, texts
 
@@ -30,7 +30,7 @@ MIN_MS = 2990.0  # from a response to the next request; page clocks are rounded
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     """Yield a Chromium tab."""
     with chromium(tmp_path_factory.mktemp("chromium")) as made:
-        yield made.tab()
+        yield made.open_tab()
 
 
 def test_page_follows_the_host(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
@@ -38,9 +38,9 @@ def test_page_follows_the_host(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) ->
     mock_nvml.set("*", "temp", 61)
     mock_nvml.set("*", "memused", 51234)
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=2))
-    with ending(daemon):
+    with end_processes(daemon):
         tab.open(f"{daemon.url}/")
-        tab.until("document.querySelectorAll('.tile').length === 2")
+        tab.wait_until("document.querySelectorAll('.tile').length === 2")
         state: dict[str, Any] = json.loads(fetch(f"{daemon.url}/api/v1/state"))
         assert summary(tab)[0] == "✔ All OK"
         for each in state["gpus"]:
@@ -50,18 +50,18 @@ def test_page_follows_the_host(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) ->
             assert format_bytes(each["memory_used_bytes"]) in card
             assert "61 °C" in card
         assert state["host"]["name"] == tab.text("h1")
-        tab.until("document.querySelectorAll('#gpu-1 .chart canvas').length === 3")
+        tab.wait_until("document.querySelectorAll('#gpu-1 .chart canvas').length === 3")
         mock_nvml.set(1, "temp", 71)
-        tab.until("document.querySelector('#gpu-1').innerText.includes('71 °C')")
+        tab.wait_until("document.querySelector('#gpu-1').innerText.includes('71 °C')")
         assert texts(tab, ".tile .heat") == ["61/89 °C", "71/89 °C"]
         mock_nvml.lose(1)
-        tab.until("document.querySelector('#announcement').textContent === '1 critical; GPU 1 critical'")
+        tab.wait_until("document.querySelector('#announcement').textContent === '1 critical; GPU 1 critical'")
         unfit = "Unfit for jobs: GPU 1: not responding: GPU is lost (reboot)."
         assert summary(tab) == ["✖ 1 critical", "GPU 1, critical", unfit]
         assert texts(tab, ".tile.large .troubles") == ["✖ critical: Not responding: GPU is lost"]
         assert tab.evaluate("document.querySelectorAll('#gpu-1 canvas').length") == 3  # the earlier points
         mock_nvml.clear()
-        tab.until("document.querySelector('.banner.ok')")
+        tab.wait_until("document.querySelector('.banner.ok')")
         asked = [each["request"]["url"] for each in tab.events("Network.requestWillBeSent")]
         assert {url.split("/")[2] for url in asked} == {daemon.url.split("/")[2]}
         paths = [url.removeprefix(daemon.url) for url in asked]
@@ -83,10 +83,10 @@ def test_daemon_restart(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
     env, port = mock_nvml.env(gpus=1), free_port()
     mock_nvml.set("*", "temp", 61)
     daemon = Daemon(tmp_path, env=env, port=port)
-    with ending(daemon):
+    with end_processes(daemon):
         tab.open(f"{daemon.url}/")
-        tab.until("document.querySelector('.banner.ok')")
-    tab.until("document.body.classList.contains('old')")
+        tab.wait_until("document.querySelector('.banner.ok')")
+    tab.wait_until("document.body.classList.contains('old')")
     first, _, was = summary(tab)[:3]
     assert re.fullmatch(r"\? Old data: the daemon has not answered since \d\d:\d\d:\d\d", first)
     assert re.match(r"At \d\d:\d\d:\d\d: All OK", was)
@@ -96,9 +96,9 @@ def test_daemon_restart(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
     assert tab.evaluate("getComputedStyle(document.querySelector('section:not(.banner)')).filter") == "grayscale(1)"
     mock_nvml.set("*", "temp", 72)
     again = Daemon(tmp_path, env=env, port=port)
-    with ending(again):
-        tab.until("!document.body.classList.contains('old')")
-        tab.until("document.querySelector('#gpu-0').innerText.includes('72 °C')")
+    with end_processes(again):
+        tab.wait_until("!document.body.classList.contains('old')")
+        tab.wait_until("document.querySelector('#gpu-0').innerText.includes('72 °C')")
         assert summary(tab)[0] == "✔ All OK"
         label = tab.evaluate("document.querySelector('#gpu-0 figure:last-child .chart').ariaLabel")
         assert label == "Temperature over the last ten minutes: 61 °C to 72 °C, now 72 °C"
@@ -106,50 +106,50 @@ def test_daemon_restart(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
 
 def test_old_polls_and_no_poll(tab: Tab) -> None:
     """A daemon without new polls is detected by its own clock, not the browser's."""
-    with stage() as page:
+    with serve_pages() as page:
         page.show(tab, poll_state(gpu(0)))  # polled in 1970 by the daemon's clock, which is also its current time
         assert summary(tab)[0] == "✔ All OK"
         page.now = page.date() + 600
         tab.open(page.url)
-        tab.until("document.querySelector('.old #gpu-0')")
+        tab.wait_until("document.querySelector('.old #gpu-0')")
         assert summary(tab)[0] == "? Old data: the last poll was 10m00s ago"
         page.answer = None
-        tab.until("document.querySelector('#banner').innerText.includes('has had no poll since')")
+        tab.wait_until("document.querySelector('#banner').innerText.includes('has had no poll since')")
         assert "no poll yet" in tab.text("#banner")
         tab.open(page.url)
-        tab.until("document.querySelector('#banner h2')")
+        tab.wait_until("document.querySelector('#banner h2')")
         assert re.fullmatch(r"\? The daemon has had no poll since \d\d:\d\d:\d\d", summary(tab)[0])
 
 
 def test_invalid_response_is_recovered_from(tab: Tab) -> None:
     """The last page stays, marked as old, with the error; the page retries and resumes automatically."""
-    with stage() as page:
+    with serve_pages() as page:
         page.show(tab, poll_state(gpu(0)))
         good = page.answer or {}
         bad: tuple[dict[str, Any], ...] = ({"gpus": None}, {"runs": [{"up": True}]}, {"troubles": [{}]})
         for broken in bad:
             page.answer = good | broken
-            tab.until("document.querySelector('.old #banner')")
+            tab.wait_until("document.querySelector('.old #banner')")
             assert summary(tab)[0].startswith("? Old data: this page failed at ")
             assert any("All OK" in line for line in summary(tab))
             assert tab.text("#gpu-0 h3").startswith("GPU 0")
             page.answer = good
-            tab.until("!document.body.classList.contains('old')")
+            tab.wait_until("!document.body.classList.contains('old')")
             assert summary(tab)[0] == "✔ All OK"
         page.answer = good | {"gpus": None}
         tab.open(page.url)  # nothing is drawn yet
-        tab.until("document.querySelector('.old #banner')")
+        tab.wait_until("document.querySelector('.old #banner')")
         page.answer = good
-        tab.until("document.querySelector('#gpu-0')")
+        tab.wait_until("document.querySelector('#gpu-0')")
         assert tab.events("Runtime.exceptionThrown") == []
 
 
 def test_request_rate_is_limited(tab: Tab) -> None:
     """Requests are at least 3 s apart, or the daemon's interval if longer, and stop in a hidden tab."""
-    with stage() as page:
-        page.answer = answer(poll_state(gpu(0)))
+    with serve_pages() as page:
+        page.answer = make_document(poll_state(gpu(0)))
         tab.open(page.url)
-        until(lambda: page.asked.count("/api/v1/state") >= 3, "three requests")
+        wait_until(lambda: page.asked.count("/api/v1/state") >= 3, "three requests")
         # Measured by the browser's clock: a timer may fire late, never early.
         times = tab.evaluate(
             "performance.getEntriesByType('resource').filter(e => e.name.endsWith('/api/v1/state'))"
@@ -165,13 +165,13 @@ def test_request_rate_is_limited(tab: Tab) -> None:
         assert page.asked == []
         tab.evaluate("delete document.hidden")
         tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-        tab.until("!document.body.classList.contains('old')")
+        tab.wait_until("!document.body.classList.contains('old')")
         assert "/api/v1/history" in page.asked  # for the time in which the tab was hidden
 
 
 def test_unknown_values_are_gaps_in_charts(tab: Tab) -> None:
     """Charts join the history with later states, keep gaps, and hold an hour, at coarser steps before ten minutes."""
-    with stage() as page:
+    with serve_pages() as page:
         page.show(tab, poll_state(gpu(0)))
         read = """(async () => {
             const { Past } = await import('/page/past.js');

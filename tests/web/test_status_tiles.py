@@ -15,8 +15,8 @@ from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.pressure.levels import Pressure, RunPressure
 from gpuwarden.state import State
 from gpuwarden.usage.daily_energy import Energy
-from page_stage import NO_HISTORY, Stage
-from snapshots import GIB, divided, gpu
+from page_stage import NO_HISTORY, StagedPages
+from snapshots import GIB, gpu, mig_gpu
 from tests.web.api.test_state_api import REPORT, a_run
 from tests.web.test_status_page import CONTRAST, open_card, poll_state, summary, texts
 
@@ -49,7 +49,7 @@ def busy(index: int, *, celsius: float = 61.0) -> Gpu:
 
 def sevenths(index: int) -> Gpu:
     """Return a GPU with seven MIG instances."""
-    whole = divided(index, free=[GIB] * 7)
+    whole = mig_gpu(index, free=[GIB] * 7)
     sizes = {MigReadings.memory_used_bytes: 8 * GIB, MigReadings.memory_size_bytes: 9 * GIB}
     heat: dict[Any, Any] = {GpuReadings.temperature_celsius: {("core",): 61.0}}
     mig = tuple(replace(each, readings={**each.readings, **sizes}) for each in whole.mig)
@@ -74,7 +74,7 @@ def hot(*indices: int) -> Pressure:
     ],
     ids=["8", "8-two-hot", "8-all-hot", "16", "64-ten-hot", "64-all-hot", "16x7"],
 )
-def test_all_gpus_are_on_one_screen(page: Stage, tab: Tab, gpus: list[Gpu], hot_ones: tuple[int, ...]) -> None:
+def test_all_gpus_are_on_one_screen(page: StagedPages, tab: Tab, gpus: list[Gpu], hot_ones: tuple[int, ...]) -> None:
     """All tiles, hot ones first, are on a screen of 1280 x 800; no width scrolls sideways."""
     page.show(tab, poll_state(*gpus, pressure=hot(*hot_ones)))
     assert tab.evaluate(FITS)
@@ -93,7 +93,7 @@ def test_all_gpus_are_on_one_screen(page: Stage, tab: Tab, gpus: list[Gpu], hot_
         assert tab.evaluate("document.documentElement.scrollWidth") == width
 
 
-def test_totals_are_in_one_line(page: Stage, tab: Tab) -> None:
+def test_totals_are_in_one_line(page: StagedPages, tab: Tab) -> None:
     """GPUs, runs, memory, power and energy of the day are in one line; a lost GPU is missing in them."""
     lost = replace(gpu(2), fault="gpu_is_lost", readings={})
     page.show(tab, poll_state(busy(0), busy(1), lost, runs=(a_run(left=GIB),), energy=Energy(7.2e6, 12 * 3600.0)))
@@ -110,7 +110,7 @@ def test_totals_are_in_one_line(page: Stage, tab: Tab) -> None:
     assert len({*tops}) == 1
 
 
-def test_tile_has_memory_temperature_and_user(page: Stage, tab: Tab) -> None:
+def test_tile_has_memory_temperature_and_user(page: StagedPages, tab: Tab) -> None:
     """A tile has headroom, used memory, utilization, temperature and limit, and run; a healthy one has no color."""
     page.show(tab, poll_state(busy(0), busy(1), runs=(a_run(in_use=40 * GIB, left=25 * GIB),)))
     first, second = (" ".join(each.split()) for each in texts(tab, ".tile"))
@@ -120,7 +120,7 @@ def test_tile_has_memory_temperature_and_user(page: Stage, tab: Tab) -> None:
     assert {*colors} == {"rgb(27, 31, 36)", "rgb(86, 96, 107)"}  # text, and muted text: no color without trouble
 
 
-def test_gpu_without_readings_is_unknown(page: Stage, tab: Tab) -> None:
+def test_gpu_without_readings_is_unknown(page: StagedPages, tab: Tab) -> None:
     """A GPU that answers without any reading is neither OK nor unused."""
     page.show(tab, poll_state(replace(gpu(0), readings={}), busy(1)))
     assert texts(tab, ".tile .id") == ["GPU 1, OK:", "GPU 0, unknown:"]
@@ -134,7 +134,7 @@ def test_gpu_without_readings_is_unknown(page: Stage, tab: Tab) -> None:
     assert tab.text("#sentence") == "? Unknown"
 
 
-def test_sleeping_gpus_come_last(page: Stage, tab: Tab) -> None:
+def test_sleeping_gpus_come_last(page: StagedPages, tab: Tab) -> None:
     """A GPU that is not polled is no trouble: it follows the healthy ones."""
     asleep = replace(gpu(0), readings={}, asked=False)
     state = poll_state(asleep, busy(1))
@@ -143,7 +143,7 @@ def test_sleeping_gpus_come_last(page: Stage, tab: Tab) -> None:
     assert texts(tab, ".tile .left") == ["10.0 GiB free", "asleep"]
 
 
-def test_run_reports_more_than_the_driver(page: Stage, tab: Tab) -> None:
+def test_run_reports_more_than_the_driver(page: StagedPages, tab: Tab) -> None:
     """Bar, figures and chart are the run's where it reports more memory than the driver lists."""
     whole = gpu(0)
     idle = replace(whole, readings={**whole.readings, GpuReadings.memory_used_bytes: 4 << 20})
@@ -162,50 +162,50 @@ def test_run_reports_more_than_the_driver(page: Stage, tab: Tab) -> None:
     assert label == "Memory used over the last ten minutes: 490 MiB to 490 MiB, now 490 MiB"
 
 
-def test_click_enter_and_escape(page: Stage, tab: Tab) -> None:
+def test_click_enter_and_escape(page: StagedPages, tab: Tab) -> None:
     """A click or Enter opens and focuses the card; Escape returns to the tile; Back and a second click close it."""
     page.show(tab, poll_state(*(busy(index) for index in range(8))))
     assert tab.evaluate("document.querySelectorAll('article').length") == 0
     tab.evaluate("document.querySelectorAll('.tile a')[3].focus()")
     tab.press("Enter", 13)
-    tab.until("document.activeElement.id === 'gpu-3'")
+    tab.wait_until("document.activeElement.id === 'gpu-3'")
     assert texts(tab, ".tile a[aria-current]")[0].startswith("GPU 3")
     assert tab.evaluate("document.querySelector('#gpu-3').getBoundingClientRect().top < innerHeight")
     tab.press("Escape", 27)
-    tab.until("!document.querySelector('article')")
+    tab.wait_until("!document.querySelector('article')")
     assert tab.evaluate("document.activeElement.textContent").startswith("GPU 3")
     tab.evaluate("document.querySelectorAll('.tile a')[5].click()")
-    tab.until("document.querySelector('article#gpu-5')")
+    tab.wait_until("document.querySelector('article#gpu-5')")
     tab.evaluate("history.back()")
-    tab.until("!document.querySelector('article')")
+    tab.wait_until("!document.querySelector('article')")
     tab.evaluate("document.querySelectorAll('.tile a')[5].click()")
-    tab.until("document.querySelector('article#gpu-5')")
+    tab.wait_until("document.querySelector('article#gpu-5')")
     tab.evaluate("document.querySelectorAll('.tile a')[5].click()")
-    tab.until("!document.querySelector('article')")
+    tab.wait_until("!document.querySelector('article')")
     tab.evaluate("location.hash = 'gpu-2'; window.earlier = true")
     tab.call("Page.reload")  # as from a link elsewhere
-    tab.until("!window.earlier && document.activeElement?.id === 'gpu-2'")
+    tab.wait_until("!window.earlier && document.activeElement?.id === 'gpu-2'")
 
 
-def test_runs_open_like_gpus(page: Stage, tab: Tab) -> None:
+def test_runs_open_like_gpus(page: StagedPages, tab: Tab) -> None:
     """Each run is a row; a link opens its card below, and what was opened stays so at the next poll."""
     runs = tuple(a_run(pid, left=float(pid * GIB)) for pid in (7, 8))
     page.show(tab, poll_state(busy(0), runs=runs))
     rows = texts(tab, ".runs tbody tr")
     assert len(rows) == 2
     tab.evaluate("document.querySelector('a[href=\"#run-8-1\"]').click()")
-    tab.until("document.activeElement.id === 'run-8-1'")
+    tab.wait_until("document.activeElement.id === 'run-8-1'")
     assert tab.evaluate("document.querySelectorAll('.runs tbody tr').length") == 3
     page.answer = {**(page.answer or {}), "polled_timestamp_seconds": 4.0}
-    tab.until("document.querySelector('time').dateTime.endsWith('00:04.000Z')")
+    tab.wait_until("document.querySelector('time').dateTime.endsWith('00:04.000Z')")
     assert tab.evaluate("document.activeElement.id") == "run-8-1"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_phone_has_a_line_for_each_gpu(page: Stage, tab: Tab, scheme: Literal["light", "dark"]) -> None:
+def test_phone_has_a_line_for_each_gpu(page: StagedPages, tab: Tab, scheme: Literal["light", "dark"]) -> None:
     """On a phone a healthy GPU is one line, lists are folded, and links lead to the sections; all text is readable."""
     tab.resize(390, 844)
-    tab.prefer(scheme)
+    tab.set_media_preference(scheme)
     page.show(tab, poll_state(*(busy(index, celsius=86.0) for index in range(8)), pressure=hot(2)))
     heights = tab.evaluate("[...document.querySelectorAll('.tile.ok')].map(e => e.offsetHeight)")
     assert len(heights) == 7
@@ -214,9 +214,9 @@ def test_phone_has_a_line_for_each_gpu(page: Stage, tab: Tab, scheme: Literal["l
     opened = tab.evaluate("[...document.querySelectorAll('.fold')].map(e => [e.parentElement.dataset.key, e.open])")
     assert dict(opened) == {"runs": True, "processes": False, "events": False}
     tab.evaluate("document.querySelector('nav a[href=\"#events\"]').click()")
-    tab.until("document.querySelector('#events').closest('details').open")
+    tab.wait_until("document.querySelector('#events').closest('details').open")
     page.answer = {**(page.answer or {}), "polled_timestamp_seconds": 4.0}
-    tab.until("document.querySelector('time').dateTime.endsWith('00:04.000Z')")
+    tab.wait_until("document.querySelector('time').dateTime.endsWith('00:04.000Z')")
     assert tab.evaluate("document.querySelector('#events').closest('details').open")
     open_card(tab, "gpu-2")
     ratio, where = tab.evaluate(CONTRAST)
@@ -224,18 +224,18 @@ def test_phone_has_a_line_for_each_gpu(page: Stage, tab: Tab, scheme: Literal["l
 
 
 def show_history(
-    page: Stage, tab: Tab, times: list[int], gpus: dict[str, Any], state: State | None = None, **runs: Any
+    page: StagedPages, tab: Tab, times: list[int], gpus: dict[str, Any], state: State | None = None, **runs: Any
 ) -> None:
     """Show a GPU, or what is in a state, with a history of the charts."""
     page.history = {"version": 1, "timestamp_seconds": times, "gpus": gpus, "runs": runs}
     try:
         page.show(tab, state or poll_state(busy(0)))
-        tab.until("document.querySelectorAll('.chart canvas').length >= 2")
+        tab.wait_until("document.querySelectorAll('.chart canvas').length >= 2")
     finally:
         page.history = NO_HISTORY
 
 
-def test_charts_answer_mouse_and_keys(page: Stage, tab: Tab) -> None:
+def test_charts_answer_mouse_and_keys(page: StagedPages, tab: Tab) -> None:
     """The header has the current value; mouse and arrow keys show those of a moment; the hour is coarser and longer."""
     times = [*range(-3000, -600, 30), *range(-600, 0, 5)]
     gpus = {"GPU-0": {"temperature_celsius": [50 if at < -600 else 60 for at in times]}}
@@ -260,15 +260,15 @@ def test_charts_answer_mouse_and_keys(page: Stage, tab: Tab) -> None:
         f"(({{ left, top, width, height }}) => [left + width / 2, top + height / 2])({chart}.getBoundingClientRect())"
     )
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
-    tab.until(f"{chart}.nextElementSibling.textContent.includes('60 °C')")
+    tab.wait_until(f"{chart}.nextElementSibling.textContent.includes('60 °C')")
     tab.evaluate("document.querySelector('[data-span=\"3600\"]').click()")
-    tab.until(f"{chart}.ariaLabel === 'Temperature over the last hour: 50 °C to 61 °C, now 61 °C'")
+    tab.wait_until(f"{chart}.ariaLabel === 'Temperature over the last hour: 50 °C to 61 °C, now 61 °C'")
     assert tab.evaluate("document.querySelector('[data-span=\"3600\"]').ariaPressed") == "true"
     tab.evaluate(f"{chart}.focus()")
     assert "50 °C" in pressed("Home")
 
 
-def test_what_is_known_fills_the_chart(page: Stage, tab: Tab) -> None:
+def test_what_is_known_fills_the_chart(page: StagedPages, tab: Tab) -> None:
     """Two minutes after the daemon's start the chart spans two minutes, not ten."""
     times = list(range(-119, 0, 5))
     gpus = {"GPU-0": {"temperature_celsius": [60] * len(times)}}
@@ -291,7 +291,7 @@ DRAWN_TEXT = """{
 }"""
 
 
-def test_labels_of_charts_are_not_cut(page: Stage, tab: Tab) -> None:
+def test_labels_of_charts_are_not_cut(page: StagedPages, tab: Tab) -> None:
     """A time at the right edge is drawn whole; memory of a lost GPU, whose size is unknown, looks not full."""
     times = list(range(-600, 1, 5))
     gpus = {"GPU-0": {"memory_used_bytes": [9 * GIB] * len(times), "temperature_celsius": [61] * len(times)}}
@@ -311,7 +311,7 @@ def test_labels_of_charts_are_not_cut(page: Stage, tab: Tab) -> None:
         tab.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
 
 
-def test_charts_of_a_run_have_its_gpu_and_its_figures(page: Stage, tab: Tab) -> None:
+def test_charts_of_a_run_have_its_gpu_and_its_figures(page: StagedPages, tab: Tab) -> None:
     """The chart names the GPU of its memory, and ends with the steps per second that the daemon reports."""
     times = list(range(-600, 1, 5))
     of_run = {
@@ -328,11 +328,11 @@ def test_charts_of_a_run_have_its_gpu_and_its_figures(page: Stage, tab: Tab) -> 
     assert captions[1].endswith("0.446")  # of the last minute, in half of which none was taken
     (run,) = (page.answer or {})["runs"]
     page.answer = {**(page.answer or {}), "polled_timestamp_seconds": 4.0, "runs": [run | {"steps_per_second": 0.42}]}
-    tab.until("document.querySelector('time').dateTime.endsWith('00:04.000Z')")
+    tab.wait_until("document.querySelector('time').dateTime.endsWith('00:04.000Z')")
     assert texts(tab, "#run-7-1 figcaption")[1].endswith("0.420")
 
 
-def test_state_of_a_run_is_in_one_line(page: Stage, tab: Tab) -> None:
+def test_state_of_a_run_is_in_one_line(page: StagedPages, tab: Tab) -> None:
     """A long problem of a run narrows no other column."""
     tab.resize(800, 800)
     grows = Leak(1e6, 60 << 20, TimeLeft(5040.0, 4820.0, 5200.0))
@@ -350,7 +350,7 @@ def test_state_of_a_run_is_in_one_line(page: Stage, tab: Tab) -> None:
     assert {*tab.evaluate(rows)} == {1}
 
 
-def test_problem_without_a_tile_is_in_the_banner(page: Stage, tab: Tab) -> None:
+def test_problem_without_a_tile_is_in_the_banner(page: StagedPages, tab: Tab) -> None:
     """A run with a problem on a healthy GPU has a line in the banner, and a mark on its tile."""
     pressure = Pressure({}, {("7-1", "GPU-0"): RunPressure("critical", GIB, 19 * GIB)})
     page.show(tab, poll_state(busy(0), busy(1), runs=(a_run(left=GIB),), pressure=pressure))

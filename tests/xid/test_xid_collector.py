@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from kernel_log_fifo import Fifo
-from services import Daemon, ending, until
+from services import Daemon, end_processes, wait_until
 
 from gpuwarden.capture.simulation import Simulation
 from gpuwarden.gpu.snapshot import EventCount, Snapshot
@@ -70,8 +70,8 @@ class Box:
 def box(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> Iterator[Box]:
     """Start a daemon that receives XIDs."""
     box = Box(tmp_path, mock_nvml, fifo.path)
-    with ending(box.daemon):
-        until(lambda: box.access("nvml_events") == "1.0", "the events are listened to")
+    with end_processes(box.daemon):
+        wait_until(lambda: box.access("nvml_events") == "1.0", "the events are listened to")
         yield box
 
 
@@ -80,7 +80,7 @@ def test_first_xid_is_counted(box: Box, mock_nvml: MockNvml) -> None:
     assert "gpuwarden_gpu_xid_" not in box.daemon.page()
     before = time.time()
     mock_nvml.xid(1, 48)
-    until(lambda: box.count(1, 48) == "1.0", "the XID")
+    wait_until(lambda: box.count(1, 48) == "1.0", "the XID")
     assert before <= box.time(1, 48) <= time.time()
     assert re.search(
         r'ERROR XID reported gpu=GPU-\S+1 index=1 xid=48 seconds_ago=0 meaning="[^"]*memory error.*reset it',
@@ -92,7 +92,7 @@ def test_xids_are_counted_by_gpu_and_code(box: Box, mock_nvml: MockNvml) -> None
     """Counts are separate for each GPU and code, unknown codes included."""
     for index, code in ((0, 13), (0, 13), (1, 13), (0, 4000)):
         mock_nvml.xid(index, code)
-    until(lambda: box.count(0, 4000) == "1.0", "the last XID")
+    wait_until(lambda: box.count(0, 4000) == "1.0", "the last XID")
     assert (box.count(0, 13), box.count(1, 13), box.count(1, 4000)) == ("2.0", "1.0", "")
 
 
@@ -101,11 +101,11 @@ def test_lost_gpu_keeps_its_xid(box: Box, mock_nvml: MockNvml, fifo: Fifo) -> No
     mock_nvml.lose(1)
     fifo.write(f"NVRM: Xid (PCI:0000:11:00): 79, pid=1, {LOST}", f"NVRM: GPU 0000:11:00.0: {LOST}")
     mock_nvml.xid(1, 79)
-    until(lambda: box.sample(r'gpuwarden_gpu_up{uuid="GPU-\S+1"}') == "0.0", "the loss")
-    until(lambda: box.count(1, 79), "the XID")
+    wait_until(lambda: box.sample(r'gpuwarden_gpu_up{uuid="GPU-\S+1"}') == "0.0", "the loss")
+    wait_until(lambda: box.count(1, 79), "the XID")
     mock_nvml.xid(0, 31)  # arrives after all of the above
     fifo.write("NVRM: Xid (PCI:0000:10:00): 13, pid=1")
-    until(lambda: box.count(0, 31) and box.count(0, 13), "the next XIDs")
+    wait_until(lambda: box.count(0, 31) and box.count(0, 13), "the next XIDs")
     assert box.count(1, 79) == "1.0"
 
 
@@ -113,8 +113,8 @@ def test_operational_events(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> 
     """A fault under R615 has severity, category, role and the driver's time; its XID counts once for all sources."""
     box = Box(tmp_path, mock_nvml, fifo.path, driver="615.32")
     kind = r'{category="interconnect_error",role="primary",severity="fatal",uuid="GPU-\S+1"}'
-    with ending(box.daemon):
-        until(lambda: box.access("nvml_events") == "1.0", "the events are listened to")
+    with end_processes(box.daemon):
+        wait_until(lambda: box.access("nvml_events") == "1.0", "the events are listened to")
         assert "gpuwarden_gpu_operational" not in box.daemon.page()
         began = time.time()
         mock_nvml.operational(1, 79, attributes=OPERATIONAL_PRIMARY, ago=1.0)
@@ -123,7 +123,7 @@ def test_operational_events(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> 
         mock_nvml.operational(1, severity=30, category=1, group_attributes=OPERATIONAL_GROUP_SIMULATED)
         mock_nvml.xid(0, 31)
         fifo.write("NVRM: Xid (PCI:0000:10:00): 13, pid=1")
-        until(lambda: box.count(0, 31) and box.count(0, 13), "what came after")
+        wait_until(lambda: box.count(0, 31) and box.count(0, 13), "what came after")
         assert box.count(1, 79) == "1.0"
         assert box.sample(f"gpuwarden_gpu_operational_events_total{kind}") == "1.0"
         happened = float(box.sample(f"gpuwarden_gpu_operational_last_event_timestamp_seconds{kind}"))
@@ -145,7 +145,7 @@ def test_severity_by_the_text_of_the_kernel_log(box: Box, fifo: Fifo) -> None:
         f"NVRM: Xid (PCI:0000:11:00): 144, pid=7, name={name}, SAW_MVB Nonfatal XC0 i0 Link 00 (0x00000001 0x00000004)",
         "NVRM: Xid (PCI:0000:11:00): 146, TLW_CTRL",
     )
-    until(lambda: box.count(1, 146), "the XIDs")
+    wait_until(lambda: box.count(1, 146), "the XIDs")
     assert {(index, code): box.severities(index, code) for index, code in ((0, 145), (0, 149), (1, 144), (1, 146))} == {
         (0, 145): {"info"},
         (0, 149): {"critical"},
@@ -162,12 +162,12 @@ def test_sources_are_merged(box: Box, mock_nvml: MockNvml, fifo: Fifo, first: st
         "kernel_log": lambda: fifo.write("NVRM: Xid (PCI:0000:10:00): 94, p"),
     }
     sources.pop(first)()
-    until(lambda: box.count(0, 94) == "1.0", "the XID")
+    wait_until(lambda: box.count(0, 94) == "1.0", "the XID")
     ((_name, second),) = sources.items()
     second()
     mock_nvml.xid(0, 13)
     fifo.write("NVRM: Xid (PCI:0000:10:00): 62, p")
-    until(lambda: box.count(0, 13) and box.count(0, 62), "what came after")
+    wait_until(lambda: box.count(0, 13) and box.count(0, 62), "what came after")
     assert box.count(0, 94) == "1.0"
 
 
@@ -175,33 +175,33 @@ def test_sources_are_merged(box: Box, mock_nvml: MockNvml, fifo: Fifo, first: st
 def test_driver_that_comes_back(box: Box, mock_nvml: MockNvml) -> None:
     """Counts continue after the driver was reloaded."""
     mock_nvml.xid(0, 31)
-    until(lambda: box.count(0, 31) == "1.0", "the XID")
+    wait_until(lambda: box.count(0, 31) == "1.0", "the XID")
     mock_nvml.error("*", "*", "UNINITIALIZED")
-    until(lambda: box.access("nvml_events") == "0.0", "the driver's loss")
+    wait_until(lambda: box.access("nvml_events") == "0.0", "the driver's loss")
     assert box.count(0, 31) == "1.0"  # unchanged throughout
     mock_nvml.clear()
-    until(lambda: box.access("nvml_events") == "1.0", "the events are listened to")
+    wait_until(lambda: box.access("nvml_events") == "1.0", "the events are listened to")
     mock_nvml.xid(0, 31)
-    until(lambda: box.count(0, 31) == "2.0", "the next XID")
+    wait_until(lambda: box.count(0, 31) == "2.0", "the next XID")
 
 
 def test_without_events_the_kernel_log_is_counted(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> None:
     """A driver without events is no error: the access metric shows it, and the kernel log's XIDs are counted."""
     mock_nvml.error("*", "nvmlDeviceRegisterEvents", "NOT_SUPPORTED")
     box = Box(tmp_path, mock_nvml, fifo.path)
-    with ending(box.daemon):
+    with end_processes(box.daemon):
         fifo.write("NVRM: Xid (PCI:0000:10:00): 62, p")
-        until(lambda: box.count(0, 62) == "1.0", "the XID")
+        wait_until(lambda: box.count(0, 62) == "1.0", "the XID")
         assert (box.access("nvml_events"), box.access("kernel_log")) == ("0.0", "1.0")
 
 
 def test_without_kernel_log_the_events_are_counted(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A log that may not be read is no error either."""
     box = Box(tmp_path, mock_nvml, tmp_path / "missing")
-    with ending(box.daemon):
-        until(lambda: box.access("nvml_events") == "1.0", "the events are listened to")
+    with end_processes(box.daemon):
+        wait_until(lambda: box.access("nvml_events") == "1.0", "the events are listened to")
         mock_nvml.xid(0, 62)
-        until(lambda: box.count(0, 62) == "1.0", "the XID")
+        wait_until(lambda: box.count(0, 62) == "1.0", "the XID")
         assert box.access("kernel_log") == "0.0"
         assert "gpuwarden_kernel_log_records_lost_total " not in box.daemon.page()
 
@@ -212,12 +212,12 @@ def test_restart_counts_what_the_kernel_log_has(tmp_path: Path, mock_nvml: MockN
     microseconds = (time.monotonic() - 100) * 1e6
     log.write_text(f"4,7,{microseconds:.0f},-;NVRM: Xid (PCI:0000:11:00): 79, pid=1, {LOST}\n")
     box = Box(tmp_path, mock_nvml, log)
-    with ending(box.daemon):
+    with end_processes(box.daemon):
         assert box.count(1, 79) == "1.0"
         assert box.time(1, 79) == pytest.approx(time.time() - 100, abs=10)
         box.daemon.kill(signal.SIGKILL)
         box.daemon = box.start()
-        with ending(box.daemon):
+        with end_processes(box.daemon):
             assert box.count(1, 79) == "1.0"
 
 

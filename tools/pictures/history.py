@@ -146,7 +146,7 @@ async def record_box(
     clock = Clock()
     simulation = FaultySimulation(box.gpus, clock.monotonic, start=box.start)
     if not leaks:
-        simulation.idle(LEAKING_GPU)
+        simulation.set_idle(LEAKING_GPU)
     source = simulated(simulation, clock)
     page, made_up = Exposition(), MadeUp(BEGIN)
     lines: list[str] = []

@@ -132,17 +132,17 @@ _NOW = """{{
 
 
 def _take(browser: Browser, url: str, picture: Picture, path: Path, now: float) -> None:
-    tab = browser.tab(picture.width, 1000)
-    tab.prefer(picture.scheme)
+    tab = browser.open_tab(picture.width, 1000)
+    tab.set_media_preference(picture.scheme)
     tab.call("Emulation.setTimezoneOverride", timezoneId="UTC")
     tab.call("Page.addScriptToEvaluateOnNewDocument", source=_NOW.format(round(now * 1000)))
     tab.open(f"{url}#{picture.card}")
-    tab.until("document.querySelector('.diagnosis h2')")
+    tab.wait_until("document.querySelector('.diagnosis h2')")
     height = picture.height or int(tab.evaluate("document.documentElement.scrollHeight"))
     tab.resize(picture.width, height)  # charts are drawn where they are seen
     tab.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
-    tab.until(_DRAWN)
-    tab.picture(path, whole=False)
+    tab.wait_until(_DRAWN)
+    tab.take_screenshot(path, whole=False)
     tab.close()
 
 

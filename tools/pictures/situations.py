@@ -38,11 +38,11 @@ class Situation:
 
 
 def _cool(simulation: FaultySimulation, _now: float) -> None:
-    simulation.gpu(HOT_GPU).pin(temperature=74.0)
+    simulation.gpu(HOT_GPU).hold_temperature(temperature=74.0)
 
 
 def _heat(simulation: FaultySimulation, now: float) -> None:
-    simulation.gpu(HOT_GPU).pin(temperature=min(78.0 + max(now - WINDOW_SECONDS, 0.0) / 12, HOTTEST))
+    simulation.gpu(HOT_GPU).hold_temperature(temperature=min(78.0 + max(now - WINDOW_SECONDS, 0.0) / 12, HOTTEST))
 
 
 def _lose(simulation: FaultySimulation, now: float) -> None:
@@ -85,7 +85,7 @@ class SimulatedBox:
         self._clock = clock
         self._simulation = FaultySimulation(GPUS, clock.monotonic)
         if not situation.leaks:
-            self._simulation.idle(LEAKING_GPU)
+            self._simulation.set_idle(LEAKING_GPU)
         self.daemon = Daemon(Config(processes=ProcessesConfig(series=True)), simulated(self._simulation, clock))
 
     async def polls(self, step: float) -> AsyncIterator[State]:

@@ -57,7 +57,7 @@ def test_alert_content() -> None:
         resending_dispatcher(f"{server.url}/am/", options="labels: [cluster=a, gpu=x]") as sink,
     ):
         sink.fire(NEAR)
-        got = server.next()
+        got = server.receive()
         (sent,) = got.content
         assert (got.path, got.headers["Content-Type"]) == ("/am/api/v2/alerts", "application/json")
         assert sent["labels"] == {
@@ -83,7 +83,7 @@ def test_empty_label_is_omitted() -> None:
     """An empty label is left out, as Prometheus does."""
     with http_receiver() as server, resending_dispatcher(server.url) as sink:
         sink.fire(STALLED)
-        assert "run_name" not in server.next().content[0]["labels"]
+        assert "run_name" not in server.receive().content[0]["labels"]
 
 
 def test_default_instance_is_the_scrape_address() -> None:
@@ -137,7 +137,7 @@ def test_basic_auth(tmp_path: Path) -> None:
     with http_receiver() as server, resending_dispatcher(server.url, options=options) as sink:
         sink.fire(NEAR)
         expected = b64encode(b"daemon:open: %41").decode()
-        assert server.next().headers["Authorization"] == f"Basic {expected}"
+        assert server.receive().headers["Authorization"] == f"Basic {expected}"
 
 
 WRONG = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from certificates import make_certificates
 from message_receivers import http_receiver
-from services import Daemon, ending, free_port, until
+from services import Daemon, end_processes, free_port, wait_until
 
 from browser import Browser
 from mock_nvml import MockNvml
@@ -29,14 +29,14 @@ notify: {{webhook: "{receiver.url}", group_wait: 1s}}
 """)
         env = mock_nvml.env(gpus=1)
         daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=env, port=free_port())
-        with ending(daemon):
+        with end_processes(daemon):
 
             def is_notified() -> bool:
                 mock_nvml.xid(0, 79)  # the driver stores none for a listener that comes later
                 return not receiver.got.empty()
 
-            until(is_notified, "the notification")
-            (alert,) = receiver.next().content["firing"]
+            wait_until(is_notified, "the notification")
+            (alert,) = receiver.receive().content["firing"]
             assert alert["page"].startswith(daemon.url)
             assert daemon.url.startswith("https:")
             assert [alert[link].startswith(daemon.url) for link in ("page", "more")] == [True, True]
@@ -46,7 +46,7 @@ notify: {{webhook: "{receiver.url}", group_wait: 1s}}
 
 def _open(browser: Browser, url: str, shown: str) -> None:
     """Open a page in a tab of its own, and wait for what it shows."""
-    tab = browser.tab()
+    tab = browser.open_tab()
     tab.call("Security.setIgnoreCertificateErrors", ignore=True)
     tab.open(url)
-    tab.until(shown)
+    tab.wait_until(shown)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from message_receivers import http_receiver, mail_receiver
-from services import Daemon, ending, until
+from services import Daemon, end_processes, wait_until
 
 from mock_nvml import MockNvml
 from tests.advice.test_advice_over_socket import GIB, Run, set_memory
@@ -35,35 +35,35 @@ notify:
 """)
         start = ("--config", str(config))
         daemon = Daemon(tmp_path / "daemon", *start, env=mock_nvml.env(gpus=2, frozen=1))
-        with ending(daemon):
+        with end_processes(daemon):
             run = Run(
                 tmp_path / "runs", daemon, {UUID: 39 * GIB}, lambda pid: set_memory(mock_nvml, 0, 40000, {pid: 40})
             )
-            with ending(run):
+            with end_processes(run):
                 _wait_for_xid_events(daemon)
                 mock_nvml.xid(0, 79)
                 mock_nvml.xid(1, 79)
-                content = server.next().content
+                content = server.receive().content
                 assert [(each["labels"]["gpu"], each["labels"]["xid"]) for each in content["firing"]] == [
                     ("0", "79"),
                     ("1", "79"),
                 ]
                 assert content["firing"][0]["owner"].startswith(OWNER)
-                text = mail.next().get_content()
+                text = mail.receive().get_content()
                 assert "GPU 0 (" in text
                 assert "GPU 1 (" in text
                 assert "\nAction: Stop the runs on that GPU" in text.replace("\r", "")
 
                 set_memory(mock_nvml, 0, 500, {run.pid: 40})
-                content = server.next().content
+                content = server.receive().content
                 assert [each["alert"] for each in content["firing"]] == ["RunNearOutOfMemory"]
                 assert content["firing"][0]["owner"].startswith(OWNER)
                 assert "of memory left on GPU 0" in content["title"]
                 assert content["still"] == "GpuXidCritical (2)"
                 set_memory(mock_nvml, 0, 40000, {run.pid: 40})
-                over = server.next(besides=KEPT_SECONDS).content["over"]
+                over = server.receive(besides=KEPT_SECONDS).content["over"]
                 assert [each["alert"] for each in over] == ["RunNearOutOfMemory"]
-                until(
+                wait_until(
                     lambda: daemon.samples().value("gpuwarden_notify_messages_total", target="webhook") == 3,
                     "messages are counted",
                 )
@@ -71,13 +71,13 @@ notify:
                 assert daemon.kill(signal.SIGTERM) == 0
 
         again = Daemon(tmp_path / "daemon", *start, env=mock_nvml.env(gpus=2, frozen=1))
-        with ending(again):
+        with end_processes(again):
             _wait_for_xid_events(again)
             mock_nvml.xid(1, 95)
-            content = server.next().content
+            content = server.receive().content
             assert [(each["labels"]["gpu"], each["labels"]["xid"]) for each in content["firing"]] == [("1", "95")]
 
 
 def _wait_for_xid_events(daemon: Daemon) -> None:
     """Wait until the daemon receives XIDs: the driver does not store them for a later listener."""
-    until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "it listens for XIDs")
+    wait_until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "it listens for XIDs")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from alert_samples import alert, gpu_down, gpu_hot, near_oom, xid
 from message_receivers import HttpReceiver, http_receiver, silent_receiver
-from services import until
+from services import wait_until
 
 from gpuwarden.alerts.delivery import queue as queue_module
 from gpuwarden.alerts.delivery import sender
@@ -90,12 +90,12 @@ def test_simultaneous_alerts_are_one_message() -> None:
     with http_receiver() as server, notifier(webhook_settings(server)) as sink:
         sink.fire(gpu_down(1))
         sink.fire(gpu_down(1), gpu_down(2), gpu_hot(3))
-        first = server.next().content
+        first = server.receive().content
         assert names(first) == [("GpuDown", "1"), ("GpuDown", "2"), ("GpuNearThermalSlowdown", "3")]
         sink.fire()
-        last = server.next().content
+        last = server.receive().content
         assert (last["firing"], len(last["over"])) == ([], 3)
-        until(lambda: sink.notified == {"webhook": DeliveryCounts(2, 0, 0)}, "both are counted")
+        wait_until(lambda: sink.notified == {"webhook": DeliveryCounts(2, 0, 0)}, "both are counted")
 
 
 def test_hanging_target_blocks_nothing_else() -> None:
@@ -106,8 +106,8 @@ def test_hanging_target_blocks_nothing_else() -> None:
         with notifier(settings) as sink:
             for index in range(3):
                 sink.fire(*(gpu_down(i) for i in range(index + 1)))
-                assert names(server.next().content) == [("GpuDown", str(index))]
-            until(
+                assert names(server.receive().content) == [("GpuDown", str(index))]
+            wait_until(
                 lambda: sink.notified == {"webhook": DeliveryCounts(0, 0, 0), "webhook-2": DeliveryCounts(3, 0, 0)},
                 "they are counted",
             )
@@ -123,11 +123,11 @@ def test_slow_delivery_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest
             sink.fire(gpu_down())
             return sink.notified["webhook"].failed > 0
 
-        until(counted, "it is counted")
+        wait_until(counted, "it is counted")
         sink.fire(gpu_down())
         server.free.set()
-        assert names(server.next().content) == [("GpuDown", "3")]
-        until(lambda: sink.notified["webhook"] == DeliveryCounts(1, 1, 0), "it was delivered")
+        assert names(server.receive().content) == [("GpuDown", "3")]
+        wait_until(lambda: sink.notified["webhook"] == DeliveryCounts(1, 1, 0), "it was delivered")
     assert len([record for record in caplog.records if "no result after" in record.getMessage()]) == 1
 
 
@@ -140,16 +140,16 @@ def test_retry_sends_everything_in_one_message(
     with http_receiver() as server, notifier(webhook_settings(server)) as sink:
         server.status = 500
         sink.fire(gpu_down(1))
-        until(lambda: sink.notified["webhook"].failed >= 3, "three failures")
+        wait_until(lambda: sink.notified["webhook"].failed >= 3, "three failures")
         sink.fire(gpu_down(1), gpu_down(2))
         before = sink.notified["webhook"].failed
-        until(
+        wait_until(
             lambda: sink.notified["webhook"].failed >= before + 2,
             "the pending message failed, and one with both alerts",
         )
         server.status = 200
-        assert names(server.next().content) == [("GpuDown", "1"), ("GpuDown", "2")]
-        until(lambda: sink.notified["webhook"].sent == 1, "it is counted")
+        assert names(server.receive().content) == [("GpuDown", "1"), ("GpuDown", "2")]
+        wait_until(lambda: sink.notified["webhook"].sent == 1, "it is counted")
     faults = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert faults == ['notification not sent target="webhook at 127.0.0.1" reason="HTTP status 500: ok"']
     assert any("notification delivery works again" in record.getMessage() for record in caplog.records)
@@ -160,9 +160,9 @@ def test_rejected_message_waits_long() -> None:
     with http_receiver() as server, notifier(webhook_settings(server)) as sink:
         server.status = 404
         sink.fire(gpu_down())
-        until(lambda: sink.notified["webhook"].failed == 1, "the failure")
+        wait_until(lambda: sink.notified["webhook"].failed == 1, "the failure")
         (each,) = sink._senders
-        until(lambda: each._wait_until > time.monotonic() + 200, "it waits")
+        wait_until(lambda: each._wait_until > time.monotonic() + 200, "it waits")
         assert server.asked == 1
 
 
@@ -175,14 +175,14 @@ def test_alert_burst_is_rate_limited() -> None:
             alerts.append(replace(gpu_hot(index), description=f"GPU {index}"))
             sink.fire(*alerts)
             if index < 2:
-                until(lambda count=index + 1: sink.notified["webhook"].sent == count, "it is sent")  # type: ignore[misc]
+                wait_until(lambda count=index + 1: sink.notified["webhook"].sent == count, "it is sent")  # type: ignore[misc]
         (each,) = sink._senders
         with each._turn:
             assert each._next_message()[0] > time.monotonic() + 300
             assert len(each._queue.next_notifications(time.monotonic(), time.time())) == 198
         assert server.asked == 2
         sink.fire(*alerts, xid(1))  # critical alerts have their own rate limit, and the waiting ones join
-        contents = [server.next().content for _ in range(3)]
+        contents = [server.receive().content for _ in range(3)]
         assert (len(contents[2]["firing"]), names(contents[2])[0]) == (199, ("GpuXidCritical", "1"))
 
 
@@ -199,7 +199,7 @@ def test_new_critical_alerts_are_rate_limited() -> None:
             with each._turn:
                 return each._queue.has_new and each._next_message()[0] > time.monotonic() + 300
 
-        until(is_spent, "both limits are used up")
+        wait_until(is_spent, "both limits are used up")
         for _ in range(100):
             is_spent()
         assert server.asked == sink.notified["webhook"].sent == 4
@@ -213,7 +213,7 @@ def test_unsent_alerts_are_sent_at_stop() -> None:
     with http_receiver() as server:
         with notifier(replace(webhook_settings(server), group_wait=600)) as sink:
             sink.fire(gpu_down())
-        assert names(server.next().content) == [("GpuDown", "3")]
+        assert names(server.receive().content) == [("GpuDown", "3")]
 
 
 def test_restart_does_not_send_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,13 +223,13 @@ def test_restart_does_not_send_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with http_receiver() as server:
         with notifier(webhook_settings(server), tmp_path / "sent") as sink:
             sink.fire(gpu_down(1), near_oom())
-            server.next()
-            until((tmp_path / "sent/webhook.json").exists, "the sent alerts are saved")
+            server.receive()
+            wait_until((tmp_path / "sent/webhook.json").exists, "the sent alerts are saved")
         with notifier(replace(webhook_settings(server), resolve_after=1.0), tmp_path / "sent") as sink:
             sink.fire()
             sink.fire(gpu_down(1), gpu_down(2))
-            assert names(server.next().content) == [("GpuDown", "2")]
-            assert names(server.next().content, "over") == [("RunNearOutOfMemory", "3")]
+            assert names(server.receive().content) == [("GpuDown", "2")]
+            assert names(server.receive().content, "over") == [("RunNearOutOfMemory", "3")]
 
 
 def test_new_address_gets_every_alert(tmp_path: Path) -> None:
@@ -243,21 +243,21 @@ def test_new_address_gets_every_alert(tmp_path: Path) -> None:
         address.write_text(f"{wrong.url}/{SECRET}")
         with start() as sink:
             sink.fire(gpu_down(1))
-            wrong.next()
-            until((tmp_path / "sent/webhook.json").exists, "the sent alerts are saved")
+            wrong.receive()
+            wait_until((tmp_path / "sent/webhook.json").exists, "the sent alerts are saved")
         address.write_text(f"{right.url}/{SECRET}")
         with start() as sink:
             sink.fire(gpu_down(1))
-            assert "GPU 1 " in right.next().content["text"]
-            until(lambda: sink.notified["webhook"].sent == 1, "it is counted")
+            assert "GPU 1 " in right.receive().content["text"]
+            wait_until(lambda: sink.notified["webhook"].sent == 1, "it is counted")
         address.unlink()
         with start() as sink:  # the address is unknown, so nothing is sent twice
             sink.fire(gpu_down(1))
             (each,) = sink._senders
-            until(lambda: list(each._queue.sent(0.0)), "the alerts sent before are restored")
+            wait_until(lambda: list(each._queue.sent(0.0)), "the alerts sent before are restored")
             address.write_text(f"{right.url}/{SECRET}")
             sink.fire(gpu_down(1), gpu_down(2))
-            assert "GPU 1 " not in right.next().content["text"]
+            assert "GPU 1 " not in right.receive().content["text"]
         kept = (tmp_path / "sent/webhook.json").read_text()
         assert SECRET not in kept
         assert str(right.port) not in kept
@@ -322,8 +322,8 @@ def test_unwritable_state_stops_no_message(tmp_path: Path, caplog: pytest.LogCap
     with http_receiver() as server, notifier(webhook_settings(server), tmp_path / "file" / "sent") as sink:
         for index in (1, 2):
             sink.fire(*(gpu_down(i) for i in range(index)))
-            server.next()
-        until(lambda: sink.notified["webhook"].sent == 2, "both are sent")
+            server.receive()
+        wait_until(lambda: sink.notified["webhook"].sent == 2, "both are sent")
     assert len([record for record in caplog.records if "cannot save notifications" in record.getMessage()]) == 1
 
 
@@ -343,7 +343,7 @@ def test_exception_in_a_target_is_isolated(monkeypatch: pytest.MonkeyPatch, capl
     faulty = Faulty("faulty", "a faulty one", Secret(text=SECRET), Config(notify=FAST), "info")
     sink = dispatcher(FAST, None, [faulty])
     sink.fire(gpu_down())
-    until(lambda: sink.notified["faulty"].sent == 1, "the third attempt succeeds")
+    wait_until(lambda: sink.notified["faulty"].sent == 1, "the third attempt succeeds")
     asyncio.run(sink.stop())
     assert sink.notified["faulty"].failed == 2
     said, _not_yet = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

@@ -11,7 +11,14 @@ from urllib.parse import unquote
 
 import pytest
 from alert_samples import OWNER, gpu_down, gpu_hot, near_oom, xid
-from message_receivers import PATIENCE, dripping_receiver, hasty_receiver, http_receiver, mail_receiver, silent_receiver
+from message_receivers import (
+    PATIENCE,
+    closing_receiver,
+    dripping_receiver,
+    http_receiver,
+    mail_receiver,
+    silent_receiver,
+)
 from services import free_port
 
 from gpuwarden.alerts.delivery.dispatcher import message_targets
@@ -48,7 +55,7 @@ def test_webhook(tmp_path: Path) -> None:
     with http_receiver() as server:
         url = Secret(text=f"{server.url}/alerts?room=gpu")
         send(NotifyConfig(webhook=(url,), webhook_token=Secret(file=tmp_path / "token")))
-        got = server.next()
+        got = server.receive()
     assert got.path == "/alerts?room=gpu"
     assert got.headers["Authorization"] == f"Bearer {TOKEN}"
     assert got.headers["Content-Type"] == "application/json"
@@ -62,7 +69,7 @@ def test_webhook_with_user() -> None:
     """User and password in a URL are sent as basic authentication."""
     with http_receiver() as server:
         send(NotifyConfig(webhook=(Secret(text=server.url.replace("://", "://us%40er:pass@")),)))
-        assert server.next().headers["Authorization"] == "Basic dXNAZXI6cGFzcw=="
+        assert server.receive().headers["Authorization"] == "Basic dXNAZXI6cGFzcw=="
 
 
 @pytest.mark.parametrize("password", ["hunter2:secret", "hu%2Fnter%252%C3%BC", "p%21w"])
@@ -106,7 +113,7 @@ def test_rejecting_server() -> None:
 
 def test_server_that_reads_no_long_request() -> None:
     """An answer is read although the server has closed before it had the whole request."""
-    with hasty_receiver(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 7\r\n\r\ntoo big") as port:
+    with closing_receiver(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 7\r\n\r\ntoo big") as port:
         with pytest.raises(DeliveryError) as raised:
             Server(url=Secret(text=f"http://127.0.0.1:{port}/"), timeout=PATIENCE).post("x" * (16 << 20))
         assert (str(raised.value), raised.value.refused) == ("HTTP status 413: too big", True)
@@ -207,7 +214,7 @@ def test_apprise() -> None:
     pytest.importorskip("apprise")
     with http_receiver() as server:
         send(NotifyConfig(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
-        got = server.next()
+        got = server.receive()
         assert got.content["title"].startswith("[CRITICAL] box1: 2 alerts")
         assert got.content["type"] == "failure"
         for part in ("resnet50", "GPU 9", "1.2 GiB", OWNER, "Action: Save a checkpoint now."):
@@ -220,7 +227,7 @@ def test_apprise() -> None:
                 notifications=(Notification(near_oom("@here [a](https://evil.example)")),),
             ),
         )
-        got = server.next()
+        got = server.receive()
         named = "Run @\u2060here [a]\u2060(https:\u2060//evil.example) (77-1) can allocate"
         assert named in got.content["title"]
         assert named in got.content["message"]
@@ -243,7 +250,7 @@ def test_mail_by_apprise() -> None:
     """A mail has all facts in subject and text; a run name adds no header; any script is kept."""
     with mail_receiver() as server:
         send(mail_url(server.port))
-        mail = server.next()
+        mail = server.receive()
         assert mail["From"] == "gpuwarden@box.example.com"
         assert mail["Subject"].startswith("[CRITICAL] box1: 2 alerts: GpuDown: GPU 9; RunNearOutOfMemory: run resnet50")
         text = mail.get_content().replace("\r\n", "\n")
@@ -255,13 +262,13 @@ def test_mail_by_apprise() -> None:
             "\nAction: Save a checkpoint now.",
         ):
             assert part in text
-        assert server.next()["To"] == "ml@example.com"
+        assert server.receive()["To"] == "ml@example.com"
         send(mail_url(server.port, to="ops@example.com"), HOSTILE)
-        mail = server.next()
+        mail = server.receive()
         assert mail["Bcc"] is None
         assert "Größe模" in mail["Subject"]
         assert "Größe模" in mail.get_content()
-        assert server.to[-1] == ["ops@example.com"]
+        assert server.recipients[-1] == ["ops@example.com"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by imports of apprise
@@ -306,7 +313,7 @@ def test_apprise_service_with_short_messages(
         monkeypatch.setattr(type(apprise.Apprise.instantiate(url)), "body_maxlen", longest)
         send(NotifyConfig(apprise=(Secret(text=url),)), long)
         assert server.asked == pieces
-        texts = [server.next().content["message"] for _ in range(pieces)]
+        texts = [server.receive().content["message"] for _ in range(pieces)]
     assert all(len(text) <= longest for text in texts) == ("upstream" not in chosen)
     if whole:
         assert " ".join(texts).split() == long.text.split()

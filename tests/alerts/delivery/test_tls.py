@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from certificates import make_certificates
-from message_receivers import certificate, http_receiver
-from services import until
+from message_receivers import http_receiver, make_certificate
+from services import wait_until
 
 from gpuwarden.config.schema import NotifyConfig
 from gpuwarden.config.secrets import Secret
@@ -43,11 +43,11 @@ def test_tls_with_certificates_on_both_sides_and_a_token(certificates: Path, ser
     options = f"ca_file: {certificates}/ca.pem, {own}"
     with http_receiver(server_context) as server, resending_dispatcher(server.url, options=options) as sink:
         sink.fire(NEAR)
-        assert server.next().headers["Authorization"] == "Bearer first"
+        assert server.receive().headers["Authorization"] == "Bearer first"
         token.write_text("second\n")
-        until(lambda: server.next().headers["Authorization"] == "Bearer second", "the new token")
+        wait_until(lambda: server.receive().headers["Authorization"] == "Bearer second", "the new token")
         token.unlink()
-        until(lambda: sink.posted[server.url].failed, "the failure")
+        wait_until(lambda: sink.posted[server.url].failed, "the failure")
 
 
 def test_untrusted_certificates(
@@ -60,16 +60,16 @@ def test_untrusted_certificates(
     ):
         with http_receiver(server_context) as server, resending_dispatcher(server.url, options=options) as sink:
             sink.fire(NEAR)
-            until(lambda: said in caplog.text, "the reason")  # noqa: B023 - called at once
+            wait_until(lambda: said in caplog.text, "the reason")  # noqa: B023 - called at once
             assert not server.asked
 
 
 def test_webhook_over_tls(tmp_path: Path) -> None:
     """An HTTPS receiver is trusted through notify.ca_file; without it nothing is sent."""
-    made = certificate(tmp_path)
+    made = make_certificate(tmp_path)
     with http_receiver(made.server()) as server:
         url = Secret(text=f"{server.url}/{TOKEN}")
         assert "certificate not trusted" in str(delivery_error(NotifyConfig(webhook=(url,))))
         assert server.asked == 0
         send(NotifyConfig(webhook=(url,), ca_file=made.file))
-        assert "resnet50" in server.next().content["text"]
+        assert "resnet50" in server.receive().content["text"]

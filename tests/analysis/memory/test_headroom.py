@@ -27,7 +27,7 @@ from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, 
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_snapshot import RunSnapshot
-from snapshots import GIB, divided, gpu, snapshot
+from snapshots import GIB, gpu, mig_gpu, snapshot
 
 MIB = 2**20
 GUESS = 512 * MIB
@@ -117,8 +117,8 @@ def test_mig() -> None:
     """Headroom is that of the instance; the same process on another instance is not the run's."""
     host = Host({"GPU:0": "MIG-0-1"})
     host.report(GPU0=allocator(current=GIB // 4))
-    assert host.poll(divided(0, free=(9 * GIB, 3 * GIB), held={7: 1})).headroom == {"MIG-0-1": 3 * GIB + GIB // 4}
-    assert host.poll(divided(0, free=(9 * GIB, 3 * GIB), held={7: 0})).headroom_unknown == {
+    assert host.poll(mig_gpu(0, free=(9 * GIB, 3 * GIB), held={7: 1})).headroom == {"MIG-0-1": 3 * GIB + GIB // 4}
+    assert host.poll(mig_gpu(0, free=(9 * GIB, 3 * GIB), held={7: 0})).headroom_unknown == {
         "MIG-0-1": "process_unlisted"
     }
 
@@ -127,7 +127,7 @@ def test_mig_of_a_driver_that_names_no_instance() -> None:
     """Drivers before R450 list processes without an instance: the run's instance is assumed."""
     host = Host({"GPU:0": "MIG-0-1"})
     host.report(GPU0=allocator(current=GIB))
-    on_any = replace(divided(0, free=(9 * GIB, 3 * GIB)), processes=(GpuProcess(7, "compute", 2 * GIB),))
+    on_any = replace(mig_gpu(0, free=(9 * GIB, 3 * GIB)), processes=(GpuProcess(7, "compute", 2 * GIB),))
     assert host.poll(on_any).headroom == {"MIG-0-1": 4 * GIB - GUESS}
 
 

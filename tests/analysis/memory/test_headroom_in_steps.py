@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from memory_limit import memory_limit
-from services import Daemon, Process, ending, until
+from services import Daemon, Process, end_processes, wait_until
 
 from mock_nvml import MockNvml
 from system_parts import needs_framework
@@ -48,12 +48,12 @@ def test_run_that_dies_within_a_step(tmp_path: Path, mock_nvml: MockNvml) -> Non
     config = tmp_path / "config.yaml"
     config.write_text("runs: {trust_reports: true}\n")  # the driver lists no process: the allocator is the CPU's
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1))
-    with ending(daemon):
-        (labels,) = until(lambda: daemon.samples().all("gpuwarden_gpu_up"), "the GPU is polled")
+    with end_processes(daemon):
+        (labels,) = wait_until(lambda: daemon.samples().all("gpuwarden_gpu_up"), "the GPU is polled")
         uuid = dict(labels)["uuid"]
         env = {**memory_limit(LIMIT_MIB), "GPUWARDEN_SOCKET": str(daemon.socket)}
         trainer = Process([sys.executable, "-c", SCRIPT, uuid], tmp_path / "trainer.log", env)
-        with ending(trainer):
+        with end_processes(trainer):
             found: list[tuple[float, float, float | None]] = []
 
             def end() -> str:
@@ -66,7 +66,7 @@ def test_run_that_dies_within_a_step(tmp_path: Path, mock_nvml: MockNvml) -> Non
                 time.sleep(0.1)
                 return next((line for line in trainer.output().splitlines() if line.startswith("[")), "")
 
-            (left_in_use,) = json.loads(until(end, "the training is out of memory", 120))
+            (left_in_use,) = json.loads(wait_until(end, "the training is out of memory", 120))
     assert LIMIT_MIB * MIB - left_in_use > (STEP_MIB - 1) * MIB  # free between steps, as the next one failed
     in_step, free, level = min(found)
     assert in_step < 4 * MIB

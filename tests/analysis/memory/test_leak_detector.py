@@ -14,7 +14,7 @@ from statistics import median
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_shapes import MIB, POLL_SECONDS, Memory, Training, watched
+from memory_shapes import MIB, POLL_SECONDS, MemorySeries, Training, detect_leaks
 
 from gpuwarden.analysis.memory.leak_detector import MIN_LASTING_SECONDS, Leak, LeakDetector, find_leak
 
@@ -62,15 +62,15 @@ LEAK_FREE = {
 def test_only_the_first_tooth_of_a_high_saw_is_reported(drift: int) -> None:
     """Memory that was freed once is not reported as a leak when it is allocated again, to the byte or not."""
     saw = Training(kept=lambda at: 250 * MIB * (at % 50) / 50 + drift * (at // 50), base=154 * MIB, seconds=400)
-    result = watched(saw)
+    result = detect_leaks(saw)
     assert result.ended is None
-    assert [at for at, _ in result.grows if at > 60] == []
+    assert [at for at, _ in result.leaks if at > 60] == []
 
 
 def test_leak_free() -> None:
     """None of these is ever reported as a leak."""
-    result = {name: watched(training) for name, training in LEAK_FREE.items()}
-    assert [name for name, each in result.items() if each.ended is not None or each.grows] == []
+    result = {name: detect_leaks(training) for name, training in LEAK_FREE.items()}
+    assert [name for name, each in result.items() if each.ended is not None or each.leaks] == []
 
 
 LEAKS = {
@@ -100,7 +100,7 @@ TOOTH_SECONDS = {"with a saw": 4.0, "with a saw over epochs": 10.0}  # of a toot
 )
 def test_a_leak_is_reported_in_its_second_half(name: str) -> None:
     """Each poll of the second half has the leak, and a time left within its bounds and 25 % of the true one."""
-    result = watched(LEAKS[name])
+    result = detect_leaks(LEAKS[name])
     assert result.ended is not None
     half = (LEAK_STARTS.get(name, 0.0) + result.ended) / 2
     late = [(at, leak.left) for at, leak in result.polls if at >= half and leak and leak.left]
@@ -123,16 +123,16 @@ def test_a_leak_is_reported_in_its_second_half(name: str) -> None:
 
 def test_leak_that_stops_is_cleared_soon() -> None:
     """A leak of 40 s is cleared within a tenth of that after it stops."""
-    reported = [at for at, _ in watched(Training(kept=lambda at: 5 * MIB * min(at, 40))).grows]
+    reported = [at for at, _ in detect_leaks(Training(kept=lambda at: 5 * MIB * min(at, 40))).leaks]
     assert min(reported) < 30
     assert max(reported) <= 46
 
 
 def test_the_rate_is_that_of_the_last_part() -> None:
     """A leak that becomes six times as fast is reported at its present rate."""
-    result = watched(Training(kept=lambda at: MIB * at + 6 * MIB * max(at - 60, 0), seconds=200))
+    result = detect_leaks(Training(kept=lambda at: MIB * at + 6 * MIB * max(at - 60, 0), seconds=200))
     assert result.ended is not None
-    assert result.grows[-1][1].bytes_per_second == pytest.approx(7 * MIB, rel=0.1)
+    assert result.leaks[-1][1].bytes_per_second == pytest.approx(7 * MIB, rel=0.1)
 
 
 def test_a_fast_leak_after_hours_is_found_early() -> None:
@@ -141,17 +141,17 @@ def test_a_fast_leak_after_hours_is_found_early() -> None:
         cap=80 * GIB, base=10 * GIB, transient=10 * GIB, step=0.25, epoch=300.0, seconds=9000,
         kept=lambda at: GIB * max(at - 7200, 0),
     )  # fmt: skip
-    result = watched(training)
+    result = detect_leaks(training)
     assert result.ended is not None
-    assert 7200 < result.grows[0][0] < (7200 + result.ended) / 2
+    assert 7200 < result.leaks[0][0] < (7200 + result.ended) / 2
 
 
-def leaking(seconds: float, limit: Callable[[float], float | None], *, step: int = 50 * MIB) -> Memory:
+def leaking(seconds: float, limit: Callable[[float], float | None], *, step: int = 50 * MIB) -> MemorySeries:
     """Make the series of a run that leaks 5 MiB a second from 100 MiB on, with four reports a second."""
-    memory = Memory()
+    memory = MemorySeries()
     for number in range(int(seconds * 4)):
         held = int((100 + 5 * number / 4) * MIB)
-        memory.report(number / 4, held, held + step, limit(number / 4))
+        memory.add_report(number / 4, held, held + step, limit(number / 4))
     return memory
 
 
@@ -178,9 +178,9 @@ def test_part_of_a_step_does_not_fit() -> None:
 
 def test_page_cache_is_no_leak() -> None:
     """Pages of a mapped file grow the process, but leave the host's available memory as it is."""
-    memory = Memory()
+    memory = MemorySeries()
     for number in range(100):
-        memory.report(number * 5.0, (100 + 20 * number) * MIB, limit=(1100 + 20 * number) * MIB)
+        memory.add_report(number * 5.0, (100 + 20 * number) * MIB, limit=(1100 + 20 * number) * MIB)
     assert find_leak(list(memory), 500.0) is None
 
 
@@ -217,21 +217,21 @@ def test_a_leak_at_an_uneven_pace_is_reported_once(
     """A leak in epochs of varying length is reported once, until the end."""
     kept, leaks = epochs
     ends = list(accumulate(kept + leaks, initial=begin))
-    memory, detector, reported = Memory(), LeakDetector(), []
+    memory, detector, reported = MemorySeries(), LeakDetector(), []
     for number in range(int(ends[-1] * 4)):
         ended = bisect_right(ends, number / 4)
         current = (26 if ended < len(kept) else 9 + 5 * (ended - len(kept))) * MIB
-        memory.report(number / 4, current, max(current, 27 * MIB), 128 * MIB)
+        memory.add_report(number / 4, current, max(current, 27 * MIB), 128 * MIB)
         reported.append(detector.evaluate(memory, number / 4) is not None)
     assert sum(map(ne, reported[1:], reported)) == 1
 
 
 def test_a_limit_unknown_for_seconds_does_not_end_a_leak() -> None:
     """While the limit is unknown for some seconds the leak stays reported, without time left."""
-    memory, detector = Memory(), LeakDetector()
+    memory, detector = MemorySeries(), LeakDetector()
     found = {}
     for at in range(60):
-        memory.report(at, (100 + 5 * at) * MIB, (150 + 5 * at) * MIB, None if 40 <= at < 45 else 600 * MIB)
+        memory.add_report(at, (100 + 5 * at) * MIB, (150 + 5 * at) * MIB, None if 40 <= at < 45 else 600 * MIB)
         found[at] = detector.evaluate(memory, at)
     assert [at for at in range(40, 60) if found[at] is None] == []
     without = {at for at, leak in found.items() if leak is not None and leak.left is None}
@@ -259,9 +259,9 @@ def test_without_a_limit_there_is_no_forecast() -> None:
 def test_shift_and_scale(name: str, scale: float, shift: float) -> None:
     """Start time and device size do not change the result."""
     training = replace(LEAKS[name], seconds=60.0)
-    plain, other = watched(training), watched(training, scale=scale, shift=shift)
-    assert [at for at, _ in plain.grows] == [at for at, _ in other.grows]
-    for (_, one), (_, two) in zip(plain.grows, other.grows, strict=True):
+    plain, other = detect_leaks(training), detect_leaks(training, scale=scale, shift=shift)
+    assert [at for at, _ in plain.leaks] == [at for at, _ in other.leaks]
+    for (_, one), (_, two) in zip(plain.leaks, other.leaks, strict=True):
         assert two.bytes_per_second == pytest.approx(one.bytes_per_second * scale, rel=1e-3)
         assert seconds_left(two) == pytest.approx(seconds_left(one), rel=1e-2, abs=0.1)
 

@@ -13,7 +13,7 @@ from statistics import median
 
 import pytest
 from message_receivers import http_receiver
-from services import Daemon, Samples, ending, until
+from services import Daemon, Samples, end_processes, wait_until
 from training_process import MIB, TrainingProcess
 
 from mock_nvml import MockNvml
@@ -33,7 +33,7 @@ class Trainer(TrainingProcess):
 
     def rate(self) -> float:
         """Return the bytes a second by which it leaked, on its own clock."""
-        epochs = [each for each in self.printed() if each["leaks"]]
+        epochs = [each for each in self.list_results() if each["leaks"]]
         return float((epochs[-1]["current"] - epochs[0]["current"]) / (epochs[-1]["at"] - epochs[0]["at"]))
 
 
@@ -67,7 +67,7 @@ def running_daemon(folder: Path, mock: MockNvml, more: str = "") -> Iterator[Dae
     config = folder / "config.yaml"
     config.write_text(f"poll: {{interval: {POLL_SECONDS * 1000:.0f}ms}}\nruns: {{trust_reports: true}}\n{more}")
     started = Daemon(folder / "daemon", "--config", str(config), env=mock.env(gpus=1))
-    with ending(started):
+    with end_processes(started):
         yield started
 
 
@@ -80,9 +80,9 @@ def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
 
 def train(folder: Path, daemon: Daemon, kind: str) -> tuple[Trainer, list[Sample]]:
     """Run a training of this kind to its end, and return its samples."""
-    (labels,) = Samples(until(daemon.page, "the page")).all("gpuwarden_gpu_info", gpu="0")
+    (labels,) = Samples(wait_until(daemon.page, "the page")).all("gpuwarden_gpu_info", gpu="0")
     trainer = Trainer(folder, daemon, dict(labels)["uuid"], kind)
-    with ending(trainer):
+    with end_processes(trainer):
         return trainer, sample_run(daemon, trainer)
 
 
@@ -91,9 +91,9 @@ def test_a_leak_is_reported(tmp_path: Path, daemon: Daemon, kind: str) -> None:
     """A leak is reported before half of it, with its rate and a fitting end; memory freed each epoch is not."""
     trainer, samples = train(tmp_path, daemon, kind)
     limit = LIMIT_MIB * MIB
-    leaking = [each["current"] for each in trainer.printed() if each["leaks"]]
+    leaking = [each["current"] for each in trainer.list_results() if each["leaks"]]
     half = (leaking[0] + limit) / 2
-    highest = max(each["current"] for each in trainer.printed() if not each["leaks"])
+    highest = max(each["current"] for each in trainer.list_results() if not each["leaks"])
     first = next(sample for sample in samples if sample.rate is not None)
     assert highest - samples[0].current > 16 * MIB
     assert first.current > leaking[0]
@@ -123,9 +123,9 @@ def test_a_leak_is_notified_without_prometheus(tmp_path: Path, mock_nvml: MockNv
     with http_receiver() as server:
         notify = f"notify: {{webhook: {server.url}, webhook_severity: critical, group_wait: 1s}}\n"
         with running_daemon(tmp_path, mock_nvml, notify) as daemon:
-            (labels,) = Samples(until(daemon.page, "the page")).all("gpuwarden_gpu_info", gpu="0")
-            with ending(Trainer(tmp_path, daemon, dict(labels)["uuid"], "steps")):
-                message = server.next(besides=120.0).content
+            (labels,) = Samples(wait_until(daemon.page, "the page")).all("gpuwarden_gpu_info", gpu="0")
+            with end_processes(Trainer(tmp_path, daemon, dict(labels)["uuid"], "steps")):
+                message = server.receive(besides=120.0).content
                 current = daemon.samples().value("gpuwarden_run_allocator_memory_bytes")
     (alert,) = message["firing"]
     assert alert["alert"] == "RunNearOutOfMemory"  # it has less than a minute left

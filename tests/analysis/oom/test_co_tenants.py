@@ -15,7 +15,7 @@ from gpuwarden.owners.resolver import Owners
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_snapshot import RunSnapshot
-from snapshots import GIB, divided, gpu, snapshot
+from snapshots import GIB, gpu, mig_gpu, snapshot
 
 OWNERS = Owners(
     by_pid={8: {"user": "bob", "container": "jupyter-bob", "run": "8-77"}, 9: {"user": "unknown"}},
@@ -78,8 +78,8 @@ def test_bounds() -> None:
 def test_instances() -> None:
     """A MIG instance has its own co-tenants; a GPU that does not answer has no new ones."""
     tracker = CoTenantTracker()
-    found = tracker.add_poll(snapshot(divided(0, free=[5 * GIB, 5 * GIB])), OWNERS, 0.0)
-    shared = snapshot(divided(0, free=[4 * GIB, 5 * GIB], held={8: 0}))
+    found = tracker.add_poll(snapshot(mig_gpu(0, free=[5 * GIB, 5 * GIB])), OWNERS, 0.0)
+    shared = snapshot(mig_gpu(0, free=[4 * GIB, 5 * GIB], held={8: 0}))
     found = tracker.add_poll(shared, OWNERS, 1.0)
     assert [each.pid for each in found.taken("MIG-0-0", (), 0.5, now=2.0)] == [8]
     assert found.taken("MIG-0-1", (), 0.5, now=2.0) == ()

@@ -14,8 +14,8 @@ from failure_contexts import (
     LARGE_CO_TENANT,
     MIB,
     TRAINED,
-    case,
-    changed,
+    change_context,
+    make_failure,
     uniform_steps,
     window,
 )
@@ -24,12 +24,12 @@ from gpuwarden.analysis.oom.context import FailureContext
 from gpuwarden.analysis.oom.diagnosis_rules import diagnose
 from gpuwarden.protocol.messages import Allocation, DeviceMemory
 
-ATTENTION = case("2,1,10000,10000", 763, after=(0.6, 4.6), room=240, error={"like_weight": False})
+ATTENTION = make_failure("2,1,10000,10000", 763, after=(0.6, 4.6), room=240, error={"like_weight": False})
 EMPTY_POOL = DeviceMemory(0, 0)
 NO_SIZE = replace(
     FIRST_STEP, allocation=None, room=4.05 * MIB, size=240.0 * MIB
 )  # as from a library below the framework
-EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
+EMPTY = make_failure("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
         ),
         pytest.param(ATTENTION, "too_big", id="one of two examples is larger than the device"),
         pytest.param(
-            case("2000000,64", 488, after=(0, 0), before=(0, 0), room=240, text=EAGER, size=256.0 * MIB),
+            make_failure("2000000,64", 488, after=(0, 0), before=(0, 0), room=240, text=EAGER, size=256.0 * MIB),
             "too_big",
             id="one tensor is larger than the device",
         ),
         pytest.param(EMPTY, "unknown", id="all was free, and not allocated"),
-        pytest.param(changed(EMPTY, **TRAINED), "unknown", id="after steps"),
+        pytest.param(change_context(EMPTY, **TRAINED), "unknown", id="after steps"),
         pytest.param(replace(EMPTY, free=20.0 * MIB), "fragmentation", id="a pool that grew in pieces"),
     ],
 )
@@ -97,7 +97,7 @@ def test_co_tenants_and_device_size(known: FailureContext, name: str) -> None:
     assert diagnose(known).cause == name, diagnose(known)
 
 
-JACOBIAN = changed(
+JACOBIAN = change_context(
     GIANT, batch_size=2, size=256.0 * MIB, allocation=Allocation(512 * MIB, "1024,131072", "float", "pfor/MatMul")
 )
 LAYER_CALL = f"{EAGER} Arguments received by Dense.call():"
@@ -107,14 +107,16 @@ LAYER_CALL = f"{EAGER} Arguments received by Dense.call():"
     ("known", "name"),
     [
         pytest.param(JACOBIAN, "too_big", id="a multiple of two is no sign of a batch"),
-        pytest.param(changed(JACOBIAN, batch_size=64), "phase_peak", id="a multiple of the batch"),
-        pytest.param(changed(JACOBIAN, batch_size=1024), "phase_peak", id="the batch"),
-        pytest.param(changed(JACOBIAN, like_weight=False), "phase_peak", id="in a model's step"),
-        pytest.param(changed(JACOBIAN, text=LAYER_CALL), "phase_peak", id="in a layer's call"),
-        pytest.param(changed(JACOBIAN, phase="test"), "phase_peak", id="of a validation, which has a batch of its own"),
-        pytest.param(changed(JACOBIAN, size=float(GIB)), "phase_peak", id="smaller than the device"),
+        pytest.param(change_context(JACOBIAN, batch_size=64), "phase_peak", id="a multiple of the batch"),
+        pytest.param(change_context(JACOBIAN, batch_size=1024), "phase_peak", id="the batch"),
+        pytest.param(change_context(JACOBIAN, like_weight=False), "phase_peak", id="in a model's step"),
+        pytest.param(change_context(JACOBIAN, text=LAYER_CALL), "phase_peak", id="in a layer's call"),
         pytest.param(
-            changed(JACOBIAN, batch_size=64, allocation=Allocation(16 << 40, "4194304,1048576")),
+            change_context(JACOBIAN, phase="test"), "phase_peak", id="of a validation, which has a batch of its own"
+        ),
+        pytest.param(change_context(JACOBIAN, size=float(GIB)), "phase_peak", id="smaller than the device"),
+        pytest.param(
+            change_context(JACOBIAN, batch_size=64, allocation=Allocation(16 << 40, "4194304,1048576")),
             "too_big",
             id="larger than any device",
         ),
@@ -127,7 +129,7 @@ def test_tensor_larger_than_the_device(known: FailureContext, name: str) -> None
 
 # A step that had been near the peak once, in a pool that grew to 66 MiB next to a co-tenant.
 GROWING_POOL = replace(
-    case("284,1024,24", 26.6, after=(3.8, 65.8), before=(0.4, 65.8), room=74, **TRAINED),
+    make_failure("284,1024,24", 26.6, after=(3.8, 65.8), before=(0.4, 65.8), room=74, **TRAINED),
     after=DeviceMemory(round(3.8 * MIB), round(65.8 * MIB)),
     windows=uniform_steps(65.8, base=0.4),
     training_peak=round(65.8 * MIB),
@@ -154,7 +156,7 @@ def test_co_tenant_or_fragmentation(known: FailureContext, name: str) -> None:
     assert diagnose(known).cause == name, diagnose(known)
 
 
-HALF_WAY = case("30000,1000", 114, after=(27.7, 162), before=(27.7, 35), **TRAINED)
+HALF_WAY = make_failure("30000,1000", 114, after=(27.7, 162), before=(27.7, 35), **TRAINED)
 HALF_WAY = replace(HALF_WAY, fit_steps=0, windows=tuple(window(10 * each, 5 * each, 35) for each in range(1, 5)))
 
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 from commands import run_command
-from services import Daemon, ending, fetch, until
+from services import Daemon, end_processes, fetch, wait_until
 from training_process import STARTING_SECONDS, TrainingProcess
 
 from mock_nvml import MockNvml
 
 CASES = {
-    "giant": "phase_peak",
+    "large_batch": "phase_peak",
     "validation": "phase_peak",
     "batch": "batch_too_large",
     "leak": "leak",
-    "pieces": "fragmentation",
+    "fragmented": "fragmentation",
 }
 
 pytestmark = pytest.mark.frameworks
@@ -32,7 +32,7 @@ def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
     config = tmp_path / "config.yaml"
     config.write_text("poll: {interval: 200ms}\nruns: {trust_reports: true}\n")
     started = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1))
-    with ending(started):
+    with end_processes(started):
         yield started
 
 
@@ -44,21 +44,23 @@ def run_record(daemon: Daemon) -> dict[str, Any]:
 
 def test_diagnoses(tmp_path: Path, daemon: Daemon) -> None:
     """Each real out-of-memory gets the diagnosis that it was made for."""
-    page = until(daemon.page, "the daemon's page")
+    page = wait_until(daemon.page, "the daemon's page")
     (uuid,) = re.findall(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', page)
     trainer = TrainingProcess("diagnosis_cases.py", tmp_path, daemon, uuid)
-    with ending(trainer):
-        until(lambda: trainer.result("start"), "TensorFlow", STARTING_SECONDS)
+    with end_processes(trainer):
+        wait_until(lambda: trainer.result("start"), "TensorFlow", STARTING_SECONDS)
         for number, (case, name) in enumerate(CASES.items(), start=1):
-            assert trainer.play(case)["raised"] == "ResourceExhaustedError", case
-            errors = until(
+            assert trainer.run_case(case)["raised"] == "ResourceExhaustedError", case
+            errors = wait_until(
                 lambda count=number: (sent := run_record(daemon).get("reported_errors", ()))[count - 1 :] and sent,  # type: ignore[misc]
                 f"the error of {case}",
             )
             diagnosis = errors[number - 1]["diagnosis"]
             assert diagnosis["name"] == name, diagnosis
             assert re.search(r"\d MiB", diagnosis["evidence"]), diagnosis
-            series = until(lambda: daemon.samples().all("gpuwarden_run_oom_diagnosis_info"), "the diagnosis's series")
+            series = wait_until(
+                lambda: daemon.samples().all("gpuwarden_run_oom_diagnosis_info"), "the diagnosis's series"
+            )
             assert [dict(labels)["cause"] for labels in series] == [name]
         run_id = run_record(daemon)["run_id"]
         terminal = run_command("runs", "show", run_id, "--listen", daemon.url.split("/")[2]).stdout

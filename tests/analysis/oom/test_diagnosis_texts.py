@@ -21,7 +21,7 @@ from failure_contexts import (
     PIECES,
     REPORTED_LEAK,
     WEIGHTS,
-    changed,
+    change_context,
     memory,
     window,
 )
@@ -39,7 +39,7 @@ def test_next_step_for_a_co_tenant_names_no_batch() -> None:
 
 def test_unknown_cause_before_any_step_has_the_figures_at_the_error() -> None:
     """Without steps there is no memory in use between them."""
-    found = diagnose(changed(EXPERTS, allocation=Allocation(6 * MIB, "2048,768", "float", "Sub", "CPU:0")))
+    found = diagnose(change_context(EXPERTS, allocation=Allocation(6 * MIB, "2048,768", "float", "Sub", "CPU:0")))
     assert found.cause == "unknown"
     assert "240 MiB was available to the run, 238 MiB was in use. " in found.evidence
 
@@ -88,10 +88,10 @@ def test_growth_over_many_steps_is_no_outsized_step() -> None:
 
 def test_a_leak_that_is_not_the_cause_is_mentioned() -> None:
     """Fragmentation may hide a leak, which would end the run later."""
-    found = diagnose(changed(PIECES, leak=REPORTED_LEAK))
+    found = diagnose(change_context(PIECES, leak=REPORTED_LEAK))
     assert found.cause == "fragmentation"
     assert found.evidence == f"{diagnose(PIECES).evidence[:-1]}; memory in use also grows, at 120 MiB a minute."
-    leak = diagnose(changed(LEAK, leak=REPORTED_LEAK))
+    leak = diagnose(change_context(LEAK, leak=REPORTED_LEAK))
     assert leak.cause == "leak"
     assert "grows too" not in leak.evidence
 
@@ -99,20 +99,20 @@ def test_a_leak_that_is_not_the_cause_is_mentioned() -> None:
 def test_size_that_fitted_is_advised() -> None:
     """The advised batch size is no smaller than one that has trained in the same fit."""
     tried = tuple(window(each, 12, 39.5, batch_size=2**each) for each in range(3, 9))
-    found = diagnose(changed(GIANT, windows=tried, batch_size=384, largest_batch_before=256))
+    found = diagnose(change_context(GIANT, windows=tried, batch_size=384, largest_batch_before=256))
     assert (found.cause, found.next_step.split(";")[0]) == ("batch_too_large", "Try a batch size of 256 or less")
 
 
 def test_age_of_the_figures() -> None:
     """Figures from before the error are given with their age."""
-    found = diagnose(changed(WEIGHTS, after=memory(50, 50), memory_age=12.0))
+    found = diagnose(change_context(WEIGHTS, after=memory(50, 50), memory_age=12.0))
     assert found.evidence.endswith("were already in use 12s before.")
 
 
 def test_own_limit_with_room_on_the_device() -> None:
     """The next step is to raise the run's own limit if that was reached first."""
     limited = DeviceMemory(190 * MIB, 190 * MIB, 200 * MIB)
-    found = diagnose(changed(WEIGHTS, after=limited, before=limited, room=200 * MIB, size=GIB, free=800 * MIB))
+    found = diagnose(change_context(WEIGHTS, after=limited, before=limited, room=200 * MIB, size=GIB, free=800 * MIB))
     assert (found.cause, found.next_step) == (
         "too_big",
         "Raise the run's own memory limit: 800 MiB of the device are free.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from failure_contexts import MIB, case, changed
+from failure_contexts import MIB, change_context, make_failure
 
 from gpuwarden.analysis.oom.context import FailureContext
 from gpuwarden.analysis.oom.diagnosis_rules import diagnose
@@ -14,18 +14,22 @@ from gpuwarden.protocol.messages import Allocation, DeviceMemory
 
 def torch_failure(mib: float, *, in_use: float, reserved: float, before: float, **changes: Any) -> FailureContext:
     """Make an out-of-memory of PyTorch on 1 GiB, which has no shape; it keeps its memory in use."""
-    failure = case(None, mib, after=(in_use, in_use), before=(before, before), room=1024, text="CUDA out of memory.")
+    failure = make_failure(
+        None, mib, after=(in_use, in_use), before=(before, before), room=1024, text="CUDA out of memory."
+    )
     after = DeviceMemory(round(in_use * MIB), round(in_use * MIB), None, round(reserved * MIB))
     allocation = Allocation(round(mib * MIB), device="GPU:0")
-    return changed(failure, framework="torch 2.11.0", after=after, allocation=allocation, **changes)
+    return change_context(failure, framework="torch 2.11.0", after=after, allocation=allocation, **changes)
 
 
 def jax_failure(
     mib: float, *, in_use: tuple[float, float], before: tuple[float, float], **changes: Any
 ) -> FailureContext:
     """Make an out-of-memory of JAX on 1 GiB, which requests the memory of a whole program."""
-    failure = case(None, mib, after=in_use, before=before, room=1024, text="Out of memory while trying to allocate")
-    return changed(failure, framework="jax 0.11.0", allocation=Allocation(round(mib * MIB)), **changes)
+    failure = make_failure(
+        None, mib, after=in_use, before=before, room=1024, text="Out of memory while trying to allocate"
+    )
+    return change_context(failure, framework="jax 0.11.0", allocation=Allocation(round(mib * MIB)), **changes)
 
 
 @pytest.mark.parametrize(

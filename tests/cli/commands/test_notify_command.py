@@ -54,11 +54,11 @@ notify:
             f"webhook at the file {tmp_path}/hook: sent",
             "apprise (mailto): sent",
         ]
-        got = [server.next(), server.next()]
+        got = [server.receive(), server.receive()]
         hook = next(each for each in got if each.path == "/hook").content
         assert (hook["test"], hook["firing"], hook["over"]) == (True, [], [])
         assert "test notification from gpuwarden" in next(each for each in got if each.path != "/hook").content["title"]
-        letter = mail.next()
+        letter = mail.receive()
         assert letter["Subject"].endswith("test notification from gpuwarden")
         assert "with severity critical are sent here" in letter.get_content()
         config.write_text(f"notify: {{webhook: '{server.url}'}}")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from commands import run_command
-from services import Daemon, ending, fetch, until
+from services import Daemon, end_processes, fetch, wait_until
 from staged_incidents import staged_incident, store_incidents
 
 from gpuwarden.cli.common.api_client import MAX_ANSWER_BYTES
@@ -33,8 +33,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) ->
     del evil["ended_timestamp_seconds"]  # the daemon was killed
     store_incidents(folder, [staged_incident("too_hot"), evil, staged_incident("co_tenant")])
     daemon = Daemon(folder, env=MockNvml(mock_nvml_library, folder).env(gpus=1))
-    with ending(daemon):
-        until(daemon.samples, "a page")
+    with end_processes(daemon):
+        wait_until(daemon.samples, "a page")
         yield daemon
 
 
@@ -126,10 +126,10 @@ def test_texts_of_processes_cannot_write_to_the_terminal(daemon: Daemon) -> None
 
 def test_record_opens_an_incident(daemon: Daemon) -> None:
     """An administrator records the present state, with a note."""
-    done = daemon.order("incidents", "record", "step time\ndoubled")
+    done = daemon.run_subcommand("incidents", "record", "step time\ndoubled")
     assert done.returncode == 0
     recorded = done.stdout.split()[2].rstrip(";")
-    shown = until(lambda: run("show", recorded, port=daemon.port).stdout, "the incident")
+    shown = wait_until(lambda: run("show", recorded, port=daemon.port).stdout, "the incident")
     assert "step time doubled" in shown
     assert "Recording requested" in shown
 

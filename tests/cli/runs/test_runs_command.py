@@ -19,7 +19,7 @@ from struct import pack
 import pytest
 from commands import run_command
 from run_record_cases import BEGAN, example_record
-from services import Daemon, ending, free_port
+from services import Daemon, end_processes, free_port
 from stand_in_server import serve_answers
 
 from gpuwarden.cli.runs import runs_command
@@ -63,7 +63,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) ->
     store.write(map(row_from_record, kept()))
     store.close()
     daemon = Daemon(folder, env=MockNvml(mock_nvml_library, folder).env(gpus=1))
-    with ending(daemon):
+    with end_processes(daemon):
         yield daemon
 
 
@@ -152,7 +152,7 @@ def test_pages_are_where_the_daemon_says(tmp_path: Path, mock_nvml: MockNvml) ->
     store.write([row_from_record(example_record(pid=4711))])
     store.close()
     box = Daemon(tmp_path / "box", "--config", str(config), env=mock_nvml.env(gpus=1))
-    with ending(box):
+    with end_processes(box):
         listed, shown = run(port=box.port), run("show", "4711-99", port=box.port)
     assert listed.stdout.splitlines()[-1] == "page of a run: https://gpus.example.org/box/run/RUN"
     assert re.search(r"^page +https://gpus\.example\.org/box/run/4711-99$", shown.stdout, re.MULTILINE)
@@ -289,7 +289,7 @@ def test_without_a_daemon(tmp_path: Path) -> None:
 def test_daemon_without_a_folder(tmp_path: Path) -> None:
     """A daemon with simulated GPUs stores no records, and the error names no folder."""
     simulated = Daemon(tmp_path, "--source", "simulated")
-    with ending(simulated):
+    with end_processes(simulated):
         done = run("show", "none", port=simulated.port)
     assert done.returncode == 1
     assert "does not store finished runs" in done.stderr

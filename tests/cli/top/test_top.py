@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudo_terminal import ALTERNATE_OFF, ALTERNATE_ON, CURSOR_ON, obeyed, terminal
+from pseudo_terminal import ALTERNATE_OFF, ALTERNATE_ON, CURSOR_ON, list_control_sequences, terminal
 from rich.cells import cell_len
 from rich.console import Console
-from services import Daemon, ending, fetch, free_port, until
+from services import Daemon, end_processes, fetch, free_port, wait_until
 from stand_in_server import serve_answers
 
 from gpuwarden.cli.common.api_client import ApiError, fetch_json
@@ -44,7 +44,7 @@ DRAWING = {b"h", b"l", b"m", b"H"}  # modes, colors, and where to write
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Yield a daemon with eight simulated GPUs and their runs."""
     daemon = Daemon(tmp_path_factory.mktemp("top"), "--source", "simulated")
-    with ending(daemon):
+    with end_processes(daemon):
         yield daemon
 
 
@@ -85,7 +85,7 @@ def test_box_fits_the_terminal(box: Daemon) -> None:
     """All GPUs and runs are shown, problems first; q quits and restores the terminal."""
     for columns, lines in ((80, 24), (200, 50)):
         with terminal(*at(box.port), columns=columns, lines=lines) as seen:
-            shown = seen.until(lambda text: "bert-finetune" in text and "q quit" in text, "the box")
+            shown = seen.wait_until(lambda text: "bert-finetune" in text and "q quit" in text, "the box")
             assert "  8 " in shown[0]
             assert " GPUs: " in shown[0]
             assert "simulated GPUs" in shown[1]
@@ -94,10 +94,10 @@ def test_box_fits_the_terminal(box: Daemon) -> None:
             assert sum(" running " in line for line in shown) >= 4
             assert ("█ in use ▒ reserved" in seen.text()) == (columns == 200)
             assert seen.text().count("H100") == (columns == 200)  # the model is named once, if it fits
-            assert seen.modes_now() != seen.modes
+            assert seen.read_modes() != seen.modes
             seen.press(b"q")
-            assert seen.end() == 0
-            assert seen.modes_now() == seen.modes
+            assert seen.wait() == 0
+            assert seen.read_modes() == seen.modes
             assert CURSOR_ON in seen.written
             assert ALTERNATE_OFF in seen.written
 
@@ -125,34 +125,34 @@ def test_cells_of_a_row_stay_together(box: Daemon) -> None:
 def test_keys(box: Daemon) -> None:
     """`s` sorts, the arrows scroll over all rows and stop at the end, `?` explains, and the last line has the keys."""
     with terminal(*at(box.port), columns=80, lines=16) as seen:
-        seen.until(lambda text: "s sort: problem" in text and "bert-finetune" in text, "the box")
+        seen.wait_until(lambda text: "s sort: problem" in text and "bert-finetune" in text, "the box")
         seen.press(b"ss")
-        shown = seen.until(lambda text: "s sort: memory" in text, "the order")
+        shown = seen.wait_until(lambda text: "s sort: memory" in text, "the order")
         used = [float(line[len("  0    ") + 5 :].split("/")[0]) for line in shown if "/79.6 GiB" in line]
         assert used == sorted(used, reverse=True)
         seen.press(b"\x1b[B" * 3)
-        seen.until(lambda text: "GPUs: " not in text and "/79.6 GiB" in text, "the title is scrolled away")
+        seen.wait_until(lambda text: "GPUs: " not in text and "/79.6 GiB" in text, "the title is scrolled away")
         seen.press(b"\x1b[6~" * 30)
-        seen.until(lambda text: "run bert-finetune started" in text, "the end")
+        seen.wait_until(lambda text: "run bert-finetune started" in text, "the end")
         seen.press(b"\x1b[5~" * 30)
-        seen.until(lambda text: " GPUs: " in text, "the start")
+        seen.wait_until(lambda text: " GPUs: " in text, "the start")
         seen.press(b"?")
-        seen.until(lambda text: "show or hide this help" in text and "/79.6 GiB" not in text, "the help")
+        seen.wait_until(lambda text: "show or hide this help" in text and "/79.6 GiB" not in text, "the help")
         seen.press(b"?q")
-        assert seen.end() == 0
+        assert seen.wait() == 0
 
 
 def test_display_follows_the_state_and_the_window(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A lost GPU comes first, in red; a larger window shows all GPUs."""
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=8))
-    with ending(daemon), terminal(*at(daemon.port), lines=9) as seen:
-        seen.until(lambda text: "more GPUs" in text, "as many GPUs as there is room for")
+    with end_processes(daemon), terminal(*at(daemon.port), lines=9) as seen:
+        seen.wait_until(lambda text: "more GPUs" in text, "as many GPUs as there is room for")
         mock_nvml.lose(6)
-        lost = seen.until(lambda text: "GPU 6: not responding" in text, "the lost GPU")
+        lost = seen.wait_until(lambda text: "GPU 6: not responding" in text, "the lost GPU")
         assert "✖ GPU 6: not responding: GPU is lost" in lost[1]
         assert "red" in seen.colors()
         seen.resize(120, 40)
-        seen.until(lambda text: text.count("/700 W") == 7 and "No training run reports" in text, "all GPUs")
+        seen.wait_until(lambda text: text.count("/700 W") == 7 and "No training run reports" in text, "all GPUs")
 
 
 def test_only_changed_lines_are_written() -> None:
@@ -178,7 +178,7 @@ def test_signals_end_it(box: Daemon) -> None:
     """Ctrl-C, SIGTERM, SIGHUP and a closed terminal end it without an error."""
     for how in ("ctrl_c", signal.SIGTERM, signal.SIGHUP, "window"):
         with terminal(*at(box.port)) as seen:
-            seen.until(lambda text: "bert-finetune" in text, "the box")
+            seen.wait_until(lambda text: "bert-finetune" in text, "the box")
             if how == "window":
                 seen.close()
                 assert seen.process.wait(60) == 0
@@ -187,48 +187,50 @@ def test_signals_end_it(box: Daemon) -> None:
                 seen.process.send_signal(how)
             else:
                 seen.press(b"\x03")
-            assert seen.end() == 0, how
+            assert seen.wait() == 0, how
             assert b"Traceback" not in seen.written
-            assert seen.modes_now() == seen.modes
+            assert seen.read_modes() == seen.modes
 
 
 def test_ctrl_z_restores_the_terminal(box: Daemon) -> None:
     """Ctrl-Z restores the terminal, and SIGCONT shows the state again."""
     with terminal(*at(box.port)) as seen:
-        seen.until(lambda text: "bert-finetune" in text, "the box")
+        seen.wait_until(lambda text: "bert-finetune" in text, "the box")
         seen.press(b"\x1a")
         state = Path(f"/proc/{seen.process.pid}/stat")
-        until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
-        assert seen.modes_now() == seen.modes
-        seen.take()
+        wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
+        assert seen.read_modes() == seen.modes
+        seen.read_output()
         assert ALTERNATE_OFF in seen.written
         before = len(seen.written)
         seen.process.send_signal(signal.SIGCONT)
-        seen.until(
+        seen.wait_until(
             lambda _: ALTERNATE_ON in seen.written[before:] and b"bert" in seen.written[before:], "the box again"
         )
         seen.press(b"q")
-        assert seen.end() == 0
+        assert seen.wait() == 0
 
 
 def test_restart_of_the_daemon(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """Without a daemon there is an error and a retry; the last state is shown with its age."""
     port = free_port()
     with terminal(*at(port)) as seen:
-        seen.until(lambda text: f"no daemon answers at http://127.0.0.1:{port}: Connection refused" in text, "its lack")
+        seen.wait_until(
+            lambda text: f"no daemon answers at http://127.0.0.1:{port}: Connection refused" in text, "its lack"
+        )
         env = mock_nvml.env(gpus=2)
         first = Daemon(tmp_path, env=env, port=port)
-        with ending(first):
-            seen.until(lambda text: "2 GPUs: 2 OK" in text and "no daemon" not in text, "the box")
-        gone = seen.until(lambda text: "no daemon answers" in text, "that the daemon is gone")
+        with end_processes(first):
+            seen.wait_until(lambda text: "2 GPUs: 2 OK" in text and "no daemon" not in text, "the box")
+        gone = seen.wait_until(lambda text: "no daemon answers" in text, "that the daemon is gone")
         assert gone[0].startswith("Retrying: no daemon answers")
         assert gone[1].startswith("State of ")
         assert "2 GPUs: 2 OK" in gone[2]
         second = Daemon(tmp_path, env=env, port=port)
-        with ending(second):
-            seen.until(lambda text: "no daemon" not in text and "2 GPUs: 2 OK" in text, "the box again")
+        with end_processes(second):
+            seen.wait_until(lambda text: "no daemon" not in text and "2 GPUs: 2 OK" in text, "the box again")
             seen.press(b"q")
-            assert seen.end() == 0
+            assert seen.wait() == 0
 
 
 def server(status: int, body: bytes) -> AbstractContextManager[int]:
@@ -270,7 +272,7 @@ def test_once_without_a_terminal(box: Daemon) -> None:
 
 def test_json_for_scripts(box: Daemon) -> None:
     """--json prints the API's answer and exits, with --once or without; a pipe needs one of the two."""
-    until(lambda: "energy" in json.loads(fetch(f"{box.url}/api/v1/state")), "energy, from its second reading on")
+    wait_until(lambda: "energy" in json.loads(fetch(f"{box.url}/api/v1/state")), "energy, from its second reading on")
     for arguments in (["--once", "--json"], ["--json"]):
         done = ran(*at(box.port), *arguments)
         assert json.loads(done.stdout).keys() == json.loads(fetch(f"{box.url}/api/v1/state")).keys()
@@ -282,24 +284,24 @@ def test_json_for_scripts(box: Daemon) -> None:
 def test_no_color(box: Daemon) -> None:
     """NO_COLOR switches colors off."""
     with terminal(*at(box.port), env={"NO_COLOR": "1"}) as seen:
-        seen.until(lambda text: "bert-finetune" in text, "the box")
+        seen.wait_until(lambda text: "bert-finetune" in text, "the box")
         assert seen.colors() == set()
 
 
 def test_untrusted_names_are_harmless(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """Markup and wide letters in a run's name are shown literally, within their column."""
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
-    with ending(daemon), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
+    with end_processes(daemon), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
         run.connect(str(daemon.socket))
         run.send(encode(Hello(f"[red]x[/red]:smile:{WIDE}", "none", {})))
-        until(lambda: "gpuwarden_run_info{" in daemon.page(), "the run")
+        wait_until(lambda: "gpuwarden_run_info{" in daemon.page(), "the run")
         with terminal(*at(daemon.port)) as seen:
-            lines = seen.until(lambda text: "[red]x[/red]:sm" in text, "the name as it is")
+            lines = seen.wait_until(lambda text: "[red]x[/red]:sm" in text, "the name as it is")
             wide = next(line for line in lines if line.startswith("  [red]x"))
             assert cell_len(wide) <= 80
             seen.press(b"q")
-            assert seen.end() == 0
-            assert obeyed(seen.written) <= DRAWING
+            assert seen.wait() == 0
+            assert list_control_sequences(seen.written) <= DRAWING
 
 
 def test_untrusted_texts_send_no_escape_sequences(box: Daemon) -> None:
@@ -309,11 +311,11 @@ def test_untrusted_texts_send_no_escape_sequences(box: Daemon) -> None:
         if isinstance(of[key], str):
             of[key] = HOSTILE
     with server(200, json.dumps(answer).encode()) as port, terminal(*at(port), columns=160) as seen:
-        lines = seen.until(lambda text: "[red]x[/red]" in text, "the texts as they are")
+        lines = seen.wait_until(lambda text: "[red]x[/red]" in text, "the texts as they are")
         assert any("\N{REPLACEMENT CHARACTER}]0;owned" in line for line in lines)
         seen.press(b"q")
-        assert seen.end() == 0
-        assert obeyed(seen.written) <= DRAWING
+        assert seen.wait() == 0
+        assert list_control_sequences(seen.written) <= DRAWING
         for each in (b"\x1b[2J", b"\x07", "\u202e".encode(), "\x9b".encode()):
             assert each not in seen.written
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from instrumented_program import Ended, ProgramServer
+from instrumented_program import EndedProgram, ProgramServer
 from keras_programs import BACKENDS, FITS, MODEL, OWN, run_keras
 
 from gpuwarden.protocol.messages import End, Report
@@ -21,7 +21,7 @@ assert 'add_history' in inspect.signature(keras.callbacks.CallbackList).paramete
 """
 
 
-def true_steps(ended: Ended) -> int:
+def true_steps(ended: EndedProgram) -> int:
     """Return the optimizer's count, which the program prints last."""
     assert ended.status == 0, ended.errors
     return int(ended.output.split()[-1])

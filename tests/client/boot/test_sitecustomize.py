@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from instrumented_program import SITE, SOURCE, run_any, run_instrumented
+from instrumented_program import SITE, SOURCE, run_instrumented, run_instrumented_command
 
 from gpuwarden.client.boot.program_error import MAX_FRAMES
 from gpuwarden.protocol.run_folder import MAX_TEXT_BYTES
@@ -51,7 +51,7 @@ def test_module_command_and_shell(tmp_path: Path) -> None:
     ):
         folder = tmp_path / str(number)
         folder.mkdir()
-        ended = run_any(folder, *command, path=(SOURCE, tmp_path))
+        ended = run_instrumented_command(folder, *command, path=(SOURCE, tmp_path))
         (note,) = ended.notes
         assert note.error is not None
         assert (ended.status, note.error.type, note.error.thread) == (status, error, False)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from instrumented_program import Ended, ProgramServer, run_instrumented
+from instrumented_program import EndedProgram, ProgramServer, run_instrumented
 from torch_programs import LOOPS, MODEL
 
 from gpuwarden.client.boot.torch_steps import StepLeader
@@ -28,7 +28,7 @@ def server() -> Iterator[ProgramServer]:
         yield server
 
 
-def run_torch(server: ProgramServer, folder: Path, lines: str) -> Ended:
+def run_torch(server: ProgramServer, folder: Path, lines: str) -> EndedProgram:
     """Run a program that trains with torch."""
     ended = server.run(folder, MODEL, lines)
     assert ended.status == 0, ended.errors

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from client_ends import HELLO
 from receiver import Receiver
+from run_socket_fixtures import HELLO
 
 from gpuwarden import watch
 from gpuwarden.client.advice_state import AdviceState

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from error_samples import Sample
-from error_samples import facts as facts_of
-from error_samples import samples as read_samples
+from error_samples import Sample, list_facts, read_samples
 
 from gpuwarden.errors.recognition import PROBLEMS
 from gpuwarden.protocol.codec import decode, encode
@@ -58,7 +56,7 @@ def test_samples_are_well_formed() -> None:
         assert not re.search(r"[\w.]+@[\w-]+\.\w+|/home/(?!user/)", sample["message"]), f"{where}: names a person"
 
 
-def test_facts_of_memory_stand_in_the_text() -> None:
+def test_list_facts_memory_stand_in_the_text() -> None:
     """Only a message about memory has facts of it, and each is in its text or follows from it."""
     for sample in everything():
         assert sample["class"] in {"device_oom", "host_oom"} or not allocations(sample), sample["source"]
@@ -88,8 +86,8 @@ def test_messages() -> None:
     wrong = {}
     for sample in exceptions():
         error = sample.classify()
-        found = error.kind, [(fact, found) for fact, _, found in facts_of(sample)]
-        if found != (sample.kind, [(fact, stated) for fact, stated, _ in facts_of(sample)]):
+        found = error.kind, [(fact, found) for fact, _, found in list_facts(sample)]
+        if found != (sample.kind, [(fact, stated) for fact, stated, _ in list_facts(sample)]):
             wrong[sample.source] = found
         assert decode(encode(error)) == error, sample.source
     assert wrong == {}
@@ -98,7 +96,7 @@ def test_messages() -> None:
 def test_problems() -> None:
     """The first cause is the one that the message's thread shows: of all that were not held out, of 9 in 10 others."""
     everything = list(read_samples())
-    wrong = {each.source: found for each in everything if (found := each.found_problem()) != each.problem}
+    wrong = {each.source: found for each in everything if (found := each.find_problem()) != each.problem}
     held_out = {each.source for each in everything if each.held_out}
     assert set(wrong) <= held_out
     assert len(held_out) >= 90

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from memory_limit import memory_limit
-from training_cases import case_name, case_of, play
+from training_cases import case_name, run_cases, select_case
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not results.exists():
             with tempfile.TemporaryDirectory() as sockets:  # a socket's path may be no longer than 107 bytes
-                results.write_text(json.dumps(play("keras_cases.py", Path(sockets), *names, **memory_limit(512))))
+                results.write_text(json.dumps(run_cases("keras_cases.py", Path(sockets), *names, **memory_limit(512))))
     made: dict[str, Any] = json.loads(results.read_text())
     return made
 
@@ -35,4 +35,4 @@ def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 def result(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
     """Return the result of the case that is named like the test, or by its parameter."""
-    return case_of(cases, request)["result"]
+    return select_case(cases, request)["result"]

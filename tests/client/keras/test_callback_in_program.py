@@ -60,7 +60,7 @@ def test_functions(result: Any) -> None:
 
 
 @pytest.mark.frameworks
-def test_kept_while_watched(result: Any) -> None:
+def test_copied_while_wrapped(result: Any) -> None:
     """A model that is saved or copied during a fit is complete, trains, and has no wrapped functions."""
     assert reports(result["messages"])[-1]["steps"] == 24
     assert result["left"] == [[], []]
@@ -100,13 +100,13 @@ def test_disabled(result: bool) -> None:  # noqa: FBT001 - the case returned it
     assert not result
 
 
-def test_absent(result: Any) -> None:
+def test_without_daemon(result: Any) -> None:
     """Training works without a daemon."""
     assert len(result["loss"]) == 2
 
 
 @pytest.mark.frameworks
-def test_never_reading(result: Any) -> None:
+def test_daemon_that_never_reads(result: Any) -> None:
     """A daemon that stops reading loses reports but no steps, and learns how many reports were lost."""
     assert result["dropped"] > 0
     assert result["first"] < 400 + result["dropped"]
@@ -119,7 +119,7 @@ def test_early(result: Any) -> None:
     assert result["framework"] == f"tensorflow {tensorflow} keras {keras}"
 
 
-def test_physical(result: Any) -> None:
+def test_physical_devices(result: Any) -> None:
     """A device that is cut in two is one device of two parts."""
     assert result == {"CPU:0": ["CPU:0", "CPU:1"]}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from memory_limit import memory_limit
-from services import Daemon, ending, until
+from services import Daemon, end_processes, wait_until
 
 from system_parts import needs_framework
 
@@ -39,13 +39,13 @@ def run(program: str, daemon: Daemon, uuid: str) -> subprocess.CompletedProcess[
 def test_a_model_that_is_too_big_to_make_is_reported(tmp_path: Path) -> None:
     """The diagnosis is made although no callback was called; another error makes no run."""
     daemon = Daemon(tmp_path / "daemon", "--source", "simulated")
-    with ending(daemon):
-        page = until(daemon.page, "the daemon's page")
+    with end_processes(daemon):
+        page = wait_until(daemon.page, "the daemon's page")
         uuid = re.findall(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', page)[0]
         assert "no such folder" in run(WRONG, daemon, uuid).stderr
         done = run(TOO_BIG, daemon, uuid)
         assert "gpuwarden" not in done.stderr  # the traceback has no frame of this package
-        until(lambda: "name=too-big outcome=out_of_memory" in daemon.output(), "the run's end")
+        wait_until(lambda: "name=too-big outcome=out_of_memory" in daemon.output(), "the run's end")
         (line,) = [line for line in daemon.output().splitlines() if "kind=device_oom" in line]
         assert "cause=too_big evidence=\"64.0 MiB for shape [4096,4096] for the model's weights did not fit" in line
         lines = [line for line in daemon.output().splitlines() if "name=too-big" in line]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from memory_limit import memory_limit
-from training_cases import Message, errors, phases, play, reports
+from training_cases import Message, errors, phases, reports, run_cases
 
 from system_parts import needs_framework
 
@@ -49,8 +49,10 @@ def test_out_of_memory(result: Any) -> None:
 @pytest.mark.frameworks  # in a process of its own: TensorFlow crashes later in one where XLA had no memory
 def test_compiled_out_of_memory(tmp_path: Path) -> None:
     """XLA's out-of-memory is reported with the requested bytes, without the shape that XLA does not report."""
-    played = play("keras_cases.py", tmp_path, "compiled_out_of_memory", **memory_limit(512))["compiled_out_of_memory"]
-    (error,) = errors(played["result"])
+    outcome = run_cases("keras_cases.py", tmp_path, "compiled_out_of_memory", **memory_limit(512))[
+        "compiled_out_of_memory"
+    ]
+    (error,) = errors(outcome["result"])
     assert "oom" in error["kind"]
     assert [each["requested"] > 500 << 20 for each in error["allocations"]] == [True]
     assert error["allocations"][0]["shape"] is None
@@ -70,7 +72,7 @@ def test_retry(result: Any) -> None:
 
 
 @pytest.mark.frameworks
-def test_let_go(result: list[list[bool]]) -> None:
+def test_model_is_released(result: list[list[bool]]) -> None:
     """After a fit, even one ended by another callback's exception, neither its model nor the callback is kept alive."""
     assert result == [[False, False], [False, False]]
 

@@ -21,11 +21,11 @@ MOST = 0.5  # of the time of steps that wait for nearly nothing else
 LITTLE = 0.3
 
 Case = dict[str, Any]
-Played = Callable[[str, str], Case]
+RunCase = Callable[[str, str], Case]
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+def run_case(tmp_path_factory: pytest.TempPathFactory) -> RunCase:
     """Run all cases of a framework, once, in one process; return the result of one of them."""
 
     @cache
@@ -77,17 +77,17 @@ def share(case: Case) -> float | None:
 
 
 @of(tensorflow="slow slow_generator slow_unknown_length jit", jax="slow slow_generator slow_unknown_length")
-def test_slow_input(played: Played, backend: str, name: str) -> None:
+def test_slow_input(run_case: RunCase, backend: str, name: str) -> None:
     """Slow input is most of a small model's steps."""
-    seen = share(played(backend, name))
+    seen = share(run_case(backend, name))
     assert seen is not None
     assert MOST < seen <= 1
 
 
 @of(tensorflow="fast slow_validation prefetched", jax="fast slow_validation")
-def test_fast_input(played: Played, backend: str, name: str) -> None:
+def test_fast_input(run_case: RunCase, backend: str, name: str) -> None:
     """Input that is at hand is not waited for, whatever else is slow: another callback, or validation."""
-    seen = share(played(backend, name))
+    seen = share(run_case(backend, name))
     assert seen is not None
     assert 0 <= seen < LITTLE
 
@@ -97,21 +97,21 @@ def test_fast_input(played: Played, backend: str, name: str) -> None:
     jax="several_steps_an_execution",
     torch="slow fast",
 )
-def test_unknown(played: Played, backend: str, name: str) -> None:
+def test_unknown(run_case: RunCase, backend: str, name: str) -> None:
     """An input wait that cannot be measured is reported as unknown, not as 0."""
-    assert share(played(backend, name)) is None
+    assert share(run_case(backend, name)) is None
 
 
 @of(tensorflow="prefetched several_steps_an_execution")
-def test_buffer(played: Played, backend: str, name: str) -> None:
+def test_buffer(run_case: RunCase, backend: str, name: str) -> None:
     """The ready batches are known with tf.data, for any number of steps an execution, until the fit ends."""
-    seen = [(each["input_buffered"], each["input_buffer_size"]) for each in played(backend, name)["inputs"]]
+    seen = [(each["input_buffered"], each["input_buffer_size"]) for each in run_case(backend, name)["inputs"]]
     ready = {"prefetched": {3, 4}, "several_steps_an_execution": {0}}[name]
     assert any(buffered in ready and size for buffered, size in seen)
     assert seen[-1] == (None, None)
 
 
-@of(jax="let_go")
-def test_data_is_let_go(played: Played, backend: str, name: str) -> None:
+@of(jax="data_is_released")
+def test_data_is_released(run_case: RunCase, backend: str, name: str) -> None:
     """A fit that another callback ends leaves nothing of ours that keeps the user's data alive."""
-    assert played(backend, name)["returned"]
+    assert run_case(backend, name)["returned"]

@@ -227,7 +227,7 @@ def test_buffered(pipeline: Pipeline, wait: Report, nodes: dict[int, Any], buffe
     assert wait.input_buffered == buffered
 
 
-def test_iterator_is_let_go(wait: Report, clock: Clock, tf_data: None) -> None:
+def test_iterator_is_released(wait: Report, clock: Clock, tf_data: None) -> None:
     """The user's iterator is not kept alive, and a read after its end reports nothing."""
     feed = TfDataWait(wait, 1, clock)
     pipeline = Pipeline(clock, feed)
@@ -302,7 +302,7 @@ def test_jax_fast_input(jax: Jax, wait: Report) -> None:
 
 
 def test_jax_unknown(jax: Jax, wait: Report) -> None:
-    """If the device finishes while `next` runs, the time until the next update is not observed."""
+    """If the device finishes while `next` runs, the time until the next `record_wait` is not observed."""
     jax.train(12, wait=0.3, compute=0.1)
     jax.feed.record_wait()
     assert wait == UNKNOWN

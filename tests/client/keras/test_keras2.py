@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from memory_limit import memory_limit
 from receiver import Receiver
-from training_cases import TRAINING_TIME, Message, phases, play, reports
+from training_cases import TRAINING_TIME, Message, phases, reports, run_cases
 
 from gpuwarden.protocol.messages import End, Hello, Report
 from system_parts import require
 from tests.client.keras.test_callback_in_program import (
+    test_copied_while_wrapped,
     test_copies,
     test_forked_workers,
     test_functions,
     test_hooks,
-    test_kept_while_watched,
     test_logs,
     test_several_workers,
     test_traced_again,
@@ -57,7 +57,15 @@ HERE = Path(__file__).parents[3] / "build/keras2"
 CASES = (
     *("validation", "evaluate", "predict", "several_steps_an_execution", "unknown_length", "compiled", "eager"),
     *("mirrored", "repeated", "other_callback_raises", "out_of_memory", "retry", "interrupted", "error_in_validation"),
-    *("error_in_evaluation", "functions", "traced_again", "kept_while_watched", "short_batches", "own_step", "copies"),
+    *(
+        "error_in_evaluation",
+        "functions",
+        "traced_again",
+        "copied_while_wrapped",
+        "short_batches",
+        "own_step",
+        "copies",
+    ),
     *("forked_workers", "several_workers", "unchanged", "hooks", "logs", "early"),
 )
 
@@ -70,10 +78,12 @@ def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if request.param == "tf_keras":
         require(any((HERE / "tf_keras").glob(".for-*")), "tf_keras is not installed: tools/keras2.sh")
         path = os.pathsep.join((source, str(HERE / "tf_keras")))
-        return play("keras_cases.py", folder, *CASES, **memory_limit(512), TF_USE_LEGACY_KERAS="1", PYTHONPATH=path)
+        return run_cases(
+            "keras_cases.py", folder, *CASES, **memory_limit(512), TF_USE_LEGACY_KERAS="1", PYTHONPATH=path
+        )
     python = HERE / "tensorflow/bin/python"
     require((HERE / "tensorflow/.installed").exists(), "TensorFlow 2.15 is not installed: tools/keras2.sh")
-    return play("keras_cases.py", folder, *CASES, python=python, **memory_limit(512), PYTHONPATH=source)
+    return run_cases("keras_cases.py", folder, *CASES, python=python, **memory_limit(512), PYTHONPATH=source)
 
 
 @pytest.mark.parametrize("result", ["early"], indirect=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from receiver import Receiver
-from training_cases import ON_THE_CPU, TRAINING_TIME, case_of, play
+from training_cases import ON_THE_CPU, TRAINING_TIME, run_cases, select_case
 
 from gpuwarden.protocol.messages import Advice, Hello, Report
 from system_parts import needs_framework, require, skip_without
@@ -39,13 +39,13 @@ def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     backend = name if name != "tf_keras" else "tensorflow"
     skip_without(backend)
     environment = {**ON_THE_CPU, "KERAS_BACKEND": backend, **(keras2() if name == "tf_keras" else {})}
-    return play("keras_advice_cases.py", tmp_path_factory.mktemp("sockets"), **environment)
+    return run_cases("keras_advice_cases.py", tmp_path_factory.mktemp("sockets"), **environment)
 
 
 @pytest.fixture
 def case(cases: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
     """Return result and log lines of the case that is named like the test, or by its parameter."""
-    return case_of(cases, request)
+    return select_case(cases, request)
 
 
 def logged_actions(case: dict[str, Any]) -> list[str]:
@@ -128,7 +128,7 @@ def test_stop(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["level_not_reached", "over_before_it_is_heard", "milder_before_it_is_heard"], indirect=True
+    "case", ["level_not_reached", "over_before_it_is_received", "milder_before_it_is_received"], indirect=True
 )
 def test_no_reason(case: dict[str, Any]) -> None:
     """There is no action below the requested level, nor on advice that is over or has become milder."""

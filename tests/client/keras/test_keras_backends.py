@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from training_cases import ON_THE_CPU, Message, case_of, errors, phases, play, reports
+from training_cases import ON_THE_CPU, Message, errors, phases, reports, run_cases, select_case
 
 from system_parts import skip_without
 
@@ -25,13 +25,13 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def cases(backend: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run all cases in one process of this backend and return their results."""
-    return play("keras_backend_cases.py", tmp_path_factory.mktemp("sockets"), **ON_THE_CPU, KERAS_BACKEND=backend)
+    return run_cases("keras_backend_cases.py", tmp_path_factory.mktemp("sockets"), **ON_THE_CPU, KERAS_BACKEND=backend)
 
 
 @pytest.fixture
 def result(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
     """Return the result of the case that is named like the test, or by its parameter."""
-    case = case_of(cases, request)
+    case = select_case(cases, request)
     assert case["logged"] == []
     return case["result"]
 

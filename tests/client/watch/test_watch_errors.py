@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 from receiver import Receiver
-from watch_stage import last, list_reports, phases, python
+from watch_stage import list_phases, list_reports, read_last_report, run_script
 
 from gpuwarden import watch
 from gpuwarden.client.guard import MAX_ERRORS
@@ -66,7 +66,7 @@ def test_error_of_a_watch_within(daemon: Receiver) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="once"), watch(), watch():
             raise ValueError("once")
-    assert sum(last(daemon.accept()).errors.values()) == 2
+    assert sum(read_last_report(daemon.accept()).errors.values()) == 2
 
 
 class OutOfRangeError(Exception):
@@ -98,12 +98,12 @@ def test_phase_left_by_an_error(daemon: Receiver) -> None:
         fail()
     messages = daemon.accept().waiting()
     failed = next(index for index, each in enumerate(messages) if isinstance(each, Error))
-    assert phases(messages[:failed]) == ["train", "test"]
+    assert list_phases(messages[:failed]) == ["train", "test"]
 
 
 def test_uncaught(daemon: Receiver) -> None:
     """A script that an error ends prints its traceback as ever, and its run failed."""
-    done = python("from gpuwarden import watch\nwith watch() as run:\n    run.step()\n    1 / 0")
+    done = run_script("from gpuwarden import watch\nwith watch() as run:\n    run.step()\n    1 / 0")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
     messages = daemon.accept().waiting()
@@ -125,7 +125,7 @@ def test_phase_of_an_uncaught_error(daemon: Receiver, phase: str) -> None:
         finally:
             run.close()
     """
-    python(textwrap.dedent(script), phase)
+    run_script(textwrap.dedent(script), phase)
     (error,) = [each for each in daemon.accept().waiting() if isinstance(each, Error)]
     assert (error.exception, error.phase, error.steps) == ("ZeroDivisionError", phase, 1)
 

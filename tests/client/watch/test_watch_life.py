@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from receiver import Receiver
-from watch_stage import last, list_reports, python
+from watch_stage import list_reports, read_last_report, run_script
 
 import gpuwarden
 from gpuwarden import watch
@@ -40,7 +40,7 @@ def test_by_hand(daemon: Receiver) -> None:
 @pytest.mark.parametrize("then", ["pass", "del run"])
 def test_forgotten(daemon: Receiver, then: str) -> None:
     """Steps of a watch that is never closed are counted before the run reports its end."""
-    done = python(f"from gpuwarden import watch\nrun = watch()\nfor _ in range(1000): run.step()\n{then}")
+    done = run_script(f"from gpuwarden import watch\nrun = watch()\nfor _ in range(1000): run.step()\n{then}")
     assert (done.returncode, done.stderr) == (0, "")
     messages = daemon.accept().waiting()
     assert list_reports(messages)[-1].steps == 1000
@@ -54,11 +54,11 @@ def test_one_run(daemon: Receiver) -> None:
         with watch("inner") as inner:
             inner.step(batch_size=2)
         peer = daemon.accept()
-        assert last(peer).phase == "train"
+        assert read_last_report(peer).phase == "train"
         outer.step(batch_size=1)
     with watch("again") as again:
         again.step()
-    report = last(peer)
+    report = read_last_report(peer)
     assert (report.steps, report.batch_size, report.phase) == (4, 1, "idle")
     assert not daemon.connected()
 
@@ -80,7 +80,7 @@ def test_threads(daemon: Receiver) -> None:
     for thread in threads:
         thread.join()
     run = watch()
-    report = last(peer)
+    report = read_last_report(peer)
     assert (report.steps, report.examples) == (12_000, 12_000)
     assert not loop_tracker._open - {run._loop}
     assert not daemon.connected()
@@ -95,7 +95,7 @@ def test_closed_while_another_reports(daemon: Receiver) -> None:
         second.step()
         second.close()
     first.epoch(1)
-    assert (last(peer).steps, second._loop in loop_tracker._open) == (2, False)
+    assert (read_last_report(peer).steps, second._loop in loop_tracker._open) == (2, False)
     first.close()
 
 
@@ -107,7 +107,7 @@ def test_dropped(daemon: Receiver) -> None:
     with watch() as run:
         run.step()
         peer = daemon.accept()
-    assert last(peer).steps == 2
+    assert read_last_report(peer).steps == 2
     assert not [each for each in loop_tracker._open if each.run is run._loop.run]
 
 
@@ -124,7 +124,7 @@ def test_made_again(daemon: Receiver, asked: str) -> None:
         while monotonic() < until:
             {asked}
     """
-    done = python(textwrap.dedent(script))
+    done = run_script(textwrap.dedent(script))
     assert (done.returncode, done.stderr) == (0, "")
     reports = list_reports(daemon.accept().waiting())
     assert reports[-1].steps > 1 if asked == "run.step()" else reports[-1].steps == 1
@@ -139,7 +139,7 @@ def test_slow_thread(daemon: Receiver) -> None:
         each.step()
     fast._loop.run.report_soon()
     fast.step()
-    assert last(peer).steps == 3
+    assert read_last_report(peer).steps == 3
     slow.close()
     fast.close()
 
@@ -156,7 +156,7 @@ def test_busy(daemon: Receiver) -> None:
                 pass
             assert peer.waiting() == []
         run.step()
-        assert (last(peer).steps, run._loop.phase) == (2, "train")
+        assert (read_last_report(peer).steps, run._loop.phase) == (2, "train")
 
 
 def test_forked_child(daemon: Receiver) -> None:
@@ -201,7 +201,7 @@ def test_copies(daemon: Receiver) -> None:
                 twin.step()
             del twin
         run.step()
-    assert last(daemon.accept()).steps == 2
+    assert read_last_report(daemon.accept()).steps == 2
     assert not daemon.connected()
 
 
@@ -258,7 +258,7 @@ print(*{name.partition(".")[0] for name in new} - sys.stdlib_module_names)
 half = ("gpuwarden.client", "gpuwarden.errors", "gpuwarden.protocol")
 print(*sorted(name for name in new if name.startswith("gpuwarden") and not name.startswith(half)))
 """
-    assert python(script).stdout.splitlines() == ["gpuwarden", "gpuwarden", ""]
+    assert run_script(script).stdout.splitlines() == ["gpuwarden", "gpuwarden", ""]
 
 
 def test_quiet(caplog: pytest.LogCaptureFixture, daemon: Receiver) -> None:

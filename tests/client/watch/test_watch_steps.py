@@ -9,7 +9,7 @@ from itertools import groupby
 import pytest
 from moved_clock import Clock
 from receiver import Receiver
-from watch_stage import last, list_reports, phases
+from watch_stage import list_phases, list_reports, read_last_report
 
 from gpuwarden import watch
 from gpuwarden.client.loop_tracker import MAX_CHANGES_PER_SECOND
@@ -30,7 +30,7 @@ def test_two_lines(daemon: Receiver, clock: Clock) -> None:
     assert (report.steps, sum(report.step_buckets), report.examples, report.loss) == (4, 3, 256, 0.5)
     assert report.step_seconds == pytest.approx(0.07)
     assert (report.compile_seconds, report.input_wait_seconds) == (None, None)
-    assert phases(messages) == ["train", "idle"]
+    assert list_phases(messages) == ["train", "idle"]
 
 
 def test_epochs(daemon: Receiver, clock: Clock) -> None:
@@ -69,7 +69,7 @@ def test_phase(daemon: Receiver, clock: Clock) -> None:
     report = list_reports(messages)[-1]
     assert (report.steps, report.step_seconds, report.examples, report.batch_size) == (3, 4, None, 5)
     assert report.input_observed_seconds is None
-    assert phases(messages) == ["train", "test", "train", "test", "train", "idle"]
+    assert list_phases(messages) == ["train", "test", "train", "test", "train", "idle"]
 
 
 def test_nested_phases(daemon: Receiver, clock: Clock) -> None:
@@ -84,7 +84,7 @@ def test_nested_phases(daemon: Receiver, clock: Clock) -> None:
         run.step()
     messages = daemon.accept().waiting()
     assert list_reports(messages)[-1].step_seconds == 3
-    assert phases(messages) == ["train", "test", "predict", "test", "train", "idle"]
+    assert list_phases(messages) == ["train", "test", "predict", "test", "train", "idle"]
 
 
 def test_training_phase(daemon: Receiver, clock: Clock) -> None:
@@ -103,7 +103,7 @@ def test_training_phase(daemon: Receiver, clock: Clock) -> None:
         run.step()
     messages = daemon.accept().waiting()
     assert (list_reports(messages)[-1].steps, list_reports(messages)[-1].step_seconds) == (4, 7)
-    assert phases(messages) == ["train", "test", "train", "test", "train", "idle"]
+    assert list_phases(messages) == ["train", "test", "train", "test", "train", "idle"]
 
 
 class Loader:
@@ -133,7 +133,7 @@ def test_input_wait(daemon: Receiver, clock: Clock) -> None:
             for _ in run.batches(loader):
                 clock.sleep(1)
                 run.step()
-    report = last(daemon.accept())
+    report = read_last_report(daemon.accept())
     # The very first step compiles: neither its time nor its wait counts.
     assert (report.steps, report.compile_seconds) == (6, 1.75)
     assert report.step_seconds == report.input_observed_seconds == 2 * 1.25 + 1.75 + 2 * 1.25
@@ -147,7 +147,7 @@ def test_several_batches_a_step(daemon: Receiver, clock: Clock) -> None:
         for batch in run.batches(Loader(clock)):
             if batch == 2:
                 run.step()
-    report = last(daemon.accept())
+    report = read_last_report(daemon.accept())
     assert (report.input_wait_seconds, report.input_observed_seconds) == (1.25, 1.25)
 
 
@@ -207,17 +207,17 @@ def test_stepping(daemon: Receiver) -> None:
     """A step is in progress from the first batch's request on, until the end of the data, and in no other phase."""
     with watch(interval=0) as run:
         peer = daemon.accept()
-        assert not last(peer).stepping
+        assert not read_last_report(peer).stepping
         for _ in run.batches([1]):
             run.step()
-            assert last(peer).stepping
-        assert not last(peer).stepping
+            assert read_last_report(peer).stepping
+        assert not read_last_report(peer).stepping
         run.step()
-        assert last(peer).stepping
+        assert read_last_report(peer).stepping
         with run.phase("idle"):
-            assert not last(peer).stepping
-        assert last(peer).stepping
-    assert not last(peer).stepping
+            assert not read_last_report(peer).stepping
+        assert read_last_report(peer).stepping
+    assert not read_last_report(peer).stepping
 
 
 def test_many_changes(daemon: Receiver, clock: Clock) -> None:
@@ -230,4 +230,4 @@ def test_many_changes(daemon: Receiver, clock: Clock) -> None:
         assert len(list_reports(peer.waiting())) == MAX_CHANGES_PER_SECOND
         clock.sleep(1)
         run.step()
-        assert last(peer).epoch == 999
+        assert read_last_report(peer).epoch == 999

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from receiver import PATIENCE, Receiver
-from watch_stage import last, list_reports
+from watch_stage import list_reports, read_last_report
 
 from gpuwarden import watch
 
@@ -49,7 +49,7 @@ def test_batch_sizes(daemon: Receiver) -> None:
         for size in (4, 64, 8):
             run.step(batch_size=size)
         run.step()
-    report = last(daemon.accept())
+    report = read_last_report(daemon.accept())
     assert (report.batch_size, report.largest_batch_size) == (8, 64)
 
 
@@ -61,7 +61,7 @@ def test_step_without_its_batch_size(daemon: Receiver) -> None:
             run.step(batch_size=size)
             sums.append(run._loop.run.state.examples)
     assert sums == [8, 16, None, None]
-    assert last(daemon.accept()).examples is None
+    assert read_last_report(daemon.accept()).examples is None
 
 
 def test_absurd_batch_size(daemon: Receiver) -> None:
@@ -87,7 +87,7 @@ def test_odd_values(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:
         run.epoch(odd)
         with run.phase(odd):
             pass
-    report = last(daemon.accept())
+    report = read_last_report(daemon.accept())
     assert (report.steps, report.examples, report.loss, report.epoch) == (9, None, None, None)
     assert [each.partition(":")[0] for each in caplog.messages] == [
         "batch_size",
@@ -108,7 +108,7 @@ def test_loss(daemon: Receiver, loss: float, expected: float | None) -> None:
         run.step(loss=1.0)
         run.step()
         run.step(loss=loss)
-    report = last(daemon.accept())
+    report = read_last_report(daemon.accept())
     assert (report.loss, report.steps) == (expected, 3)
 
 
@@ -117,10 +117,10 @@ def test_nonfinite_loss(daemon: Receiver) -> None:
     with watch() as run:
         run.step()
         peer = daemon.accept()
-        assert last(peer).nonfinite_loss is None
+        assert read_last_report(peer).nonfinite_loss is None
         for loss in (1.0, float("nan"), float("inf"), 2.0, float("-inf")):
             run.step(loss=loss)
-    found = last(peer).nonfinite_loss
+    found = read_last_report(peer).nonfinite_loss
     assert found is not None
     assert (found.steps, found.max_steps, found.after, found.first, found.current) == (3, 3, 2, 3, True)
     assert 0 <= found.seconds_ago < PATIENCE
@@ -131,6 +131,6 @@ def test_nonfinite_loss_ends(daemon: Receiver) -> None:
     with watch() as run:
         for loss in (float("nan"), 1.0):
             run.step(loss=loss)
-    found = last(daemon.accept()).nonfinite_loss
+    found = read_last_report(daemon.accept()).nonfinite_loss
     assert found is not None
     assert (found.steps, found.after, found.first, found.current) == (1, 0, 1, False)

@@ -5,7 +5,6 @@ A process of its own, for a process cannot unload the library that it once loade
 
 import json
 import sys
-import time
 from typing import Any
 
 import pynvml
@@ -15,37 +14,6 @@ from pynvml import *  # noqa: F403 - the names that the tests' expressions use
 def gpu(index: int) -> Any:
     """Look up a GPU."""
     return pynvml.nvmlDeviceGetHandleByIndex(index)
-
-
-def listed(processes: list[Any]) -> dict[int, int | None]:
-    """Map pids to bytes of device memory."""
-    return {process.pid: process.usedGpuMemory for process in processes}
-
-
-def fields(index: int, *ids: int) -> list[int]:
-    """Read whole-numbered field values."""
-    return [value.value.ullVal for value in pynvml.nvmlDeviceGetFieldValues(gpu(index), list(ids))]
-
-
-def duration(function: Any, *arguments: Any) -> float:
-    """Measure one call, in seconds."""
-    begun = time.monotonic()
-    function(*arguments)
-    return time.monotonic() - begun
-
-
-def gpm(index: int, *metrics: int) -> list[float]:
-    """Take two samples and return the metrics between them."""
-    request = pynvml.c_nvmlGpmMetricsGet_t()
-    request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-    request.numMetrics = len(metrics)
-    request.sample1, request.sample2 = (
-        pynvml.nvmlGpmSampleGet(gpu(index), pynvml.nvmlGpmSampleAlloc()) for _ in range(2)
-    )
-    for position, metric in enumerate(metrics):
-        request.metrics[position].metricId = metric
-    pynvml.nvmlGpmMetricsGet(request)
-    return [request.metrics[position].value for position in range(len(metrics))]
 
 
 for line in sys.stdin:

@@ -103,7 +103,7 @@ class MockNvml:
         """Divide the GPU again into instances of these profiles; another generation gives equal ones other UUIDs."""
         self.control(f"mig {gpu} {','.join(profiles) or 'none'} {generation}")
 
-    def undivide(self, gpu: Gpu) -> None:
+    def disable_mig(self, gpu: Gpu) -> None:
         """Switch MIG off."""
         self.control(f"mig {gpu} off")
 

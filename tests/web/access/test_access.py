@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import bcrypt
 import pytest
 from certificates import make_certificates
-from served_pages import HUGE, PAGE, PATIENCE, Answer, Loop, connect, exchange, fetch, serving, wait_until_closed
-from services import Daemon, Prometheus, ending, until
+from served_pages import HUGE, PAGE, PATIENCE, Answer, Loop, connect, exchange, fetch, run_server, wait_until_closed
+from services import Daemon, Prometheus, end_processes, wait_until
 
 from gpuwarden.config.web_config import TlsSettings, WebConfigError
 from gpuwarden.web.access import access_control, basic_auth
@@ -78,33 +78,33 @@ def fetch_tls(
 def test_tls(loop: Loop, file: Path) -> None:
     """Pages arrive over TLS, large ones complete; a plain http request gets an answer that says https."""
     file.write_text(TLS)
-    with serving(loop, access=AccessControl(file)) as server:
+    with run_server(loop, access=AccessControl(file)) as server:
         answer, _ = fetch_tls(server, file.parent)
         assert (answer.status, answer.body) == (200, PAGE)
         assert fetch_tls(server, file.parent, "/huge")[0].body == HUGE
         assert b"this server speaks https" in exchange(server, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        loop.until(lambda: not server.pool.connections)
+        loop.wait_until(lambda: not server.pool.connections)
 
 
 def test_client_certificate(loop: Loop, file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Mutual TLS refuses a client without a certificate of the authority; the log has the reason, once a minute."""
     file.write_text(MUTUAL)
-    with serving(loop, access=AccessControl(file)) as server:
+    with run_server(loop, access=AccessControl(file)) as server:
         assert fetch_tls(server, file.parent, client=True)[0].body == PAGE
         for _ in range(2):
             with pytest.raises(OSError):  # noqa: PT011 - SSLError where asyncio sends the alert, else a closed connection
                 fetch_tls(server, file.parent)
-        loop.until(lambda: not server.pool.connections)
+        loop.wait_until(lambda: not server.pool.connections)
     assert caplog.text.count('TLS handshake failed address=127.0.0.1 error="peer did not return a certificate"') == 1
 
 
 def test_handshake_has_a_deadline(loop: Loop, file: Path) -> None:
     """A client that does not complete the handshake is disconnected, and one with an older request makes room."""
     file.write_text(TLS)
-    with serving(loop, access=AccessControl(file), max_connections=2) as server:
+    with run_server(loop, access=AccessControl(file), max_connections=2) as server:
         for sent in (b"", b"\x16", b"\x16\x03\x01"):
             with connect(server, sent) as client:
-                loop.until(lambda: bool(server.pool.connections))
+                loop.wait_until(lambda: bool(server.pool.connections))
                 loop.advance(server.pool.timeout * 1.1)
                 wait_until_closed(client)
         assert server.pool.timed_out == 3
@@ -127,7 +127,7 @@ def test_logins(loop: Loop, file: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(bcrypt, "checkpw", count)
     file.write_text(users(prometheus="right", other="x" * 72))
-    with serving(loop, access=AccessControl(file)) as server:
+    with run_server(loop, access=AccessControl(file)) as server:
         for path in ("/metrics", "/", "/-/healthy", "/none"):
             refused = fetch(server, path)
             assert (refused.status, refused.body) == (401, b"a login is required\n")
@@ -150,7 +150,7 @@ def test_guessing_takes_a_fifth_of_a_core(loop: Loop, file: Path, monkeypatch: p
     clock = SimpleNamespace(thread_time=iter([10.0, 10.05, 20.0]).__next__, sleep=paused.append)
     monkeypatch.setattr(basic_auth, "time", clock)  # of this module alone: other threads must go on sleeping
     file.write_text(users(prometheus="right"))
-    with serving(loop, access=AccessControl(file)) as server:
+    with run_server(loop, access=AccessControl(file)) as server:
         assert fetch(server, authorization=login("prometheus", "wrong")).status == 401
         assert fetch(server, authorization=login("prometheus", "right")).status == 200
     assert paused == [pytest.approx(0.2)]
@@ -179,7 +179,7 @@ def test_reload(loop: Loop, file: Path, caplog: pytest.LogCaptureFixture) -> Non
     """A changed file or certificate counts from the next connection on; an invalid one changes nothing."""
     folder = file.parent
     file.write_text(TLS + users(a="1"))
-    with serving(loop, access=AccessControl(file)) as server:
+    with run_server(loop, access=AccessControl(file)) as server:
         answer, first = fetch_tls(server, folder)
         assert answer.status == 401
         file.write_text(TLS)
@@ -207,7 +207,7 @@ def test_change_while_the_files_are_read(loop: Loop, file: Path, monkeypatch: py
     """A key that arrives just after its new certificate was read counts from the next connection on."""
     folder, make_context = file.parent, access_control.make_context
     file.write_text(TLS)
-    with serving(loop, access=AccessControl(file)) as server:
+    with run_server(loop, access=AccessControl(file)) as server:
         _, first = fetch_tls(server, folder)
         make_certificates(folder, "renewed")
 
@@ -256,11 +256,11 @@ def test_prometheus_and_commands(file: Path) -> None:
         "basic_auth": {"username": "prometheus", "password": "secret"},
     }
     daemon = Daemon(folder, "--source", "simulated", "--config", str(config))
-    with ending(daemon):
+    with end_processes(daemon):
         target = f"127.0.0.1:{daemon.port}"
         prometheus = Prometheus(folder / "prometheus", target, access=access)
-        with ending(prometheus):
-            until(lambda: prometheus.value('up{job="gpuwarden"}'), "a scrape")
+        with end_processes(prometheus):
+            wait_until(lambda: prometheus.value('up{job="gpuwarden"}'), "a scrape")
         for arguments in (("top", "--once"), ("runs",), ("runs", "show", "resnet50-imagenet"), ("incidents",)):
             done = run(*arguments, "--config", str(config))
             assert (done.returncode, done.stderr) == (0, "")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import Daemon, ending, fetch, until
+from services import Daemon, end_processes, fetch, wait_until
 
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
@@ -44,7 +44,7 @@ from gpuwarden.web.api.run_document import MAX_RUNS
 from gpuwarden.web.api.state_document import MAX_PROCESSES, MAX_TROUBLES, StateInputs, render_state
 from gpuwarden.web.http_messages import HttpRequest
 from mock_nvml import MockNvml
-from snapshots import GIB, detected, divided, gpu, snapshot
+from snapshots import GIB, detect, gpu, mig_gpu, snapshot
 
 REQUEST = HttpRequest("GET", "/api/v1/state", "", {})
 REPORT = Report("train", 9, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {}, input_wait_seconds=1.0, input_observed_seconds=4.0)
@@ -74,7 +74,7 @@ def a_run(pid: int = 7, *, in_use: int = 9 * GIB, left: float = GIB, uuid: str =
 def answer(state: State, events: EventLog | None = None) -> dict[str, Any]:
     """Return the API response for a poll."""
     inputs = StateInputs(
-        detected(state), HistorySeries(), events or EventLog(), str, Path("/run/gpuwarden/run.sock"), 1.0, 15.0
+        detect(state), HistorySeries(), events or EventLog(), str, Path("/run/gpuwarden/run.sock"), 1.0, 15.0
     )
     return dict(json.loads(render_state(inputs), parse_constant=pytest.fail))
 
@@ -92,7 +92,7 @@ def full_state() -> State:
         GpuReadings.ecc_errors_total: {("corrected", "volatile", "dram"): 2.0, ("corrected", "volatile", "l2"): 1.0},
     }
     whole = replace(held, readings=readings, xids={79: EventCount(2, 0.5), 13: EventCount(1, -1e5)})
-    mig = divided(1, free=[5 * GIB, 6 * GIB], held={9: 0})
+    mig = mig_gpu(1, free=[5 * GIB, 6 * GIB], held={9: 0})
     grows = Leak(1e6, 60 << 20, TimeLeft(50.0, 40.0, None))
     run = a_run(
         devices={"GPU-0": False},
@@ -252,7 +252,7 @@ def test_device_headroom_is_the_lowest_of_its_runs() -> None:
 
 def test_mig_instances_of_a_gpu() -> None:
     """Each instance has its own memory, headroom and pressure."""
-    mig = divided(1, free=[5 * GIB, 6 * GIB])
+    mig = mig_gpu(1, free=[5 * GIB, 6 * GIB])
     state = poll_state(mig, runs=(a_run(uuid="MIG-1-1"),), pressure=Pressure({("MIG-1-1", "memory"): "warning"}))
     (response,) = answer(state)["gpus"]
     one, other = response["mig"]
@@ -329,7 +329,7 @@ def test_response_is_cached_per_poll(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_real_daemon(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """Real readings are served over HTTP, compressed on request, and a lost GPU is reported."""
     daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=2))
-    with ending(daemon):
+    with end_processes(daemon):
         state = json.loads(fetch(f"{daemon.url}/api/v1/state"))
         assert [each["status"] for each in state["gpus"]] == ["up", "up"]
         assert state["daemon"]["source"] == "nvml"
@@ -340,7 +340,7 @@ def test_real_daemon(tmp_path: Path, mock_nvml: MockNvml) -> None:
             now = json.loads(fetch(f"{daemon.url}/api/v1/state"))
             return now if now["gpus"][1]["status"] == "fault" else None
 
-        now = until(lost, "the lost GPU")
+        now = wait_until(lost, "the lost GPU")
         assert now["gpus"][1]["condition"] == "critical"
         assert now["gpus"][0]["status"] == "up"
         assert now["events"][0]["kind"] == "GpuDown"

@@ -35,7 +35,7 @@ static void hold(GpmSample *sample, const char *function) {
         refuse("a GPM sample used by two threads at once", function);
 }
 
-static void let_go(GpmSample *sample) {
+static void release_sample(GpmSample *sample) {
     atomic_store(&sample->used, false);
 }
 
@@ -65,7 +65,7 @@ EXPORT int nvmlGpmSampleFree(GpmSample *sample) {
     REQUIRE(sample);
     hold(sample, __func__);
     int result = free_sample(__func__, sample);
-    let_go(sample); /* never freed, so that use after free can be detected */
+    release_sample(sample); /* never freed, so that use after free can be detected */
     return result;
 }
 
@@ -97,7 +97,7 @@ static int sampled(int result, const Device *d, GpmSample *out) {
         out->device = d;
         out->taken_at = seconds();
     }
-    let_go(out);
+    release_sample(out);
     return result;
 }
 
@@ -156,7 +156,7 @@ EXPORT int nvmlGpmMetricsGet(GpmRequest *request) {
     hold(request->first, __func__);
     hold(request->second, __func__);
     int result = answer(__func__, request);
-    let_go(request->second);
-    let_go(request->first);
+    release_sample(request->second);
+    release_sample(request->first);
     return result;
 }

@@ -27,7 +27,7 @@ void hold_device(int gpu) {
     pthread_mutex_unlock(&holding);
 }
 
-static void let_go_of_devices(void) {
+static void release_devices(void) {
     pthread_mutex_lock(&holding);
     for (int i = 0; i <= MAX_GPUS; i++)
         if (devices[i]) {
@@ -68,7 +68,7 @@ EXPORT int nvmlInitWithFlags(UNUSED u32 flags) {
 EXPORT int nvmlShutdown(void) {
     SYSTEM_CALL();
     if (atomic_fetch_sub(&initializations, 1) == 1)
-        let_go_of_devices();
+        release_devices();
     return OK;
 }
 

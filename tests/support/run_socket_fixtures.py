@@ -50,14 +50,14 @@ def connection(path: Path, clock: Clock) -> Iterator[DaemonConnection]:
     connection.close()
 
 
-def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `script` in an interpreter of its own."""
     return subprocess.run(
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
 
 
-def fill(connection: DaemonConnection) -> int:
+def fill_queue(connection: DaemonConnection) -> int:
     """Send until the queue is full; return how many messages went."""
     sent = 0
     while connection.send(END):

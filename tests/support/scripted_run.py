@@ -1,6 +1,6 @@
-"""A real run: it reports through the client, writes that it did, and executes the words it is given.
+"""A real run: it reports through the client, writes that it did, and executes the commands it is given.
 
-The words come first as arguments after its name, then as lines of its input.
+The commands come first as arguments after its name, then as lines of its input.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ def step() -> None:
     run.report(time.monotonic())
 
 
-def rest() -> None:
+def go_idle() -> None:
     """Report that no step is in progress."""
     run.state.stepping = False
     run.report(time.monotonic())
@@ -39,7 +39,7 @@ def fail() -> NoReturn:
     raise ValueError("no such layer")
 
 
-def hold() -> NoReturn:
+def allocate() -> NoReturn:
     """Allocate memory until it is killed."""
     while True:
         held.append(bytearray(b"x") * (8 << 20))
@@ -53,26 +53,26 @@ def fork() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def burn() -> NoReturn:
+def spin() -> NoReturn:
     """Use a CPU without end."""
     while True:
         pass
 
 
-WORDS: MappingProxyType[str, Callable[[], object]] = MappingProxyType(
+COMMANDS: MappingProxyType[str, Callable[[], object]] = MappingProxyType(
     {
         "step": step,
-        "rest": rest,
+        "idle": go_idle,
         "return": lambda: None,
         "exit 3": lambda: sys.exit(3),
         "raise": fail,
         "_exit 0": lambda: os._exit(0),
         "abort": os.abort,
         "segfault": lambda: ctypes.string_at(0),
-        "exec": lambda: os.execv("/bin/sh", ["sh", "-c", "read word; exit 5"]),  # noqa: S606 - what takes over
-        "hold": hold,
+        "exec": lambda: os.execv("/bin/sh", ["sh", "-c", "read command; exit 5"]),  # noqa: S606 - what takes over
+        "allocate": allocate,
         "fork": fork,
-        "burn": burn,
+        "spin": spin,
         "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
         "sleep": lambda: time.sleep(600),
     }
@@ -80,12 +80,12 @@ WORDS: MappingProxyType[str, Callable[[], object]] = MappingProxyType(
 
 
 def main() -> None:
-    """Report, then follow the words."""
+    """Report, then follow the commands."""
     step()
-    for word in sys.argv[2:]:
-        WORDS[word]()
+    for command in sys.argv[2:]:
+        COMMANDS[command]()
     for line in sys.stdin:
-        WORDS[line.strip()]()
+        COMMANDS[line.strip()]()
         if line.strip() == "return":
             return
         sys.stdout.write(f"{line.strip()} done\n")

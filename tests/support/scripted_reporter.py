@@ -18,7 +18,7 @@ from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, Hello
 INTERVAL_SECONDS = 0.05
 
 
-class Held:
+class FixedMemory:
     """Memory that a framework would report."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Held:
         return self.devices
 
 
-def obey(run: Reporter, memory: Held, said: dict[str, Any]) -> None:
+def apply_line(run: Reporter, memory: FixedMemory, said: dict[str, Any]) -> None:
     """Apply a line of input."""
     for device, numbers in said.pop("memory", {}).items():
         memory.devices[device] = DeviceMemory(*numbers)
@@ -51,14 +51,14 @@ def main() -> None:
     """Report until the line with `end`."""
     socket, name, devices = sys.argv[1:4]
     run = join_run(socket, Hello(name, "test 1.0", json.loads(devices)))
-    memory = Held()
+    memory = FixedMemory()
     run.memory = memory  # type: ignore[assignment] # stands in for a framework
     while True:
         line = sys.stdin.readline() if select.select([sys.stdin], [], [], INTERVAL_SECONDS)[0] else ""
         said = json.loads(line) if line else {}
         if said.pop("end", False):
             return
-        obey(run, memory, said)
+        apply_line(run, memory, said)
         run.report(time.monotonic())
         if line:
             sys.stdout.write("done\n")
