@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from programs import conditions
+from programs import describe_conditions
 from scraping import connect, fetch
 
 FOLDER = Path(__file__).with_name("trainings")
@@ -86,7 +86,7 @@ class Outcome:
         return self.diagnosis.get("name") == wanted.cause and bool(as_labeled)
 
     @property
-    def out(self) -> float | None:
+    def memory_full_at(self) -> float | None:
         """Unix time when memory ran out: when a request was first refused, or the process was killed for it.
 
         TensorFlow's allocator retries for ten seconds before it raises an error (AllocatorRetry's users), and may get a
@@ -148,14 +148,14 @@ def run(training: Training, *, cause: bool = True) -> Outcome:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuwarden-")))
         device = SharedDevice.make(folder / "device", size=training.size * MIB, context=CONTEXT_MIB * MIB)
         serve = [sys.executable, FOLDER / "shared_device_daemon.py", folder, training.pace, CONTEXT_MIB]
-        daemon = stack.enter_context(_started(serve, folder / "daemon", {}))
+        daemon = stack.enter_context(_run_process(serve, folder / "daemon", {}))
         reader = DaemonReader(int(_await_line(daemon, folder / "daemon", r"^(\d+)$")), outcome)
         environment = {"SHARED_DEVICE": str(device.path)}
         co_tenant = None
         if cause and training.co_tenant:
             wait = () if training.co_tenant_first else ("wait",)
             command = [sys.executable, FOLDER / "co_tenant_process.py", *wait, *training.co_tenant]
-            co_tenant = stack.enter_context(_started(command, folder / "co_tenant", environment))
+            co_tenant = stack.enter_context(_run_process(command, folder / "co_tenant", environment))
             if training.co_tenant_first:
                 _await_line(co_tenant, folder / "co_tenant", r"^(has)")
         process = stack.enter_context(_training_process(training, folder, environment, cause=cause))
@@ -205,7 +205,7 @@ def _training_process(
         if training.host_limit:
             group = stack.enter_context(_control_group(training.host_limit))
             command = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command]
-        yield stack.enter_context(_started(command, folder / "training", settings))
+        yield stack.enter_context(_run_process(command, folder / "training", settings))
 
 
 @contextmanager
@@ -226,7 +226,9 @@ def _control_group(mebibytes: int) -> Iterator[Path]:
 
 
 @contextmanager
-def _started(command: Sequence[object], output: Path, settings: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def _run_process(
+    command: Sequence[object], output: Path, settings: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
     with output.open("wb") as stdout, output.with_suffix(".log").open("wb") as stderr:
         words, env = [str(each) for each in command], {**os.environ, **settings}
         with subprocess.Popen(words, stdin=-1, stdout=stdout, stderr=stderr, env=env) as process:
@@ -257,7 +259,8 @@ def print_diagnoses(outcomes: Sequence[Outcome]) -> None:
     for each in outcomes:
         diagnosis = each.diagnosis.get("name", ABSENT)
         print(
-            f"| {each.training.name} | {each.training.cause} | {diagnosis} | {_yes(each.is_right)} | {_facts(each)} |"
+            f"| {each.training.name} | {each.training.cause} | {diagnosis} | {_format_bool(each.is_right)} "
+            f"| {_describe(each)} |"
         )
     every = Counter(each.training.cause for each in outcomes)
     right = Counter(each.training.cause for each in outcomes if each.is_right)
@@ -270,7 +273,7 @@ def print_diagnoses(outcomes: Sequence[Outcome]) -> None:
     print()
 
 
-def _facts(outcome: Outcome) -> str:
+def _describe(outcome: Outcome) -> str:
     oom = outcome.event("oom")
     if oom is None or outcome.headroom is None:
         return f"no out-of-memory: status {outcome.status}"
@@ -282,7 +285,7 @@ def seconds_left(outcome: Outcome) -> list[tuple[float | None, bool]]:
 
     The truth is the time left at the poll that reported it.
     """
-    began, out = outcome.event("growing"), outcome.out
+    began, out = outcome.event("growing"), outcome.memory_full_at
     if began is None or out is None:
         return []
     host = "host_" if outcome.training.grows == "host" else ""
@@ -304,7 +307,7 @@ def print_forecasts(outcomes: Sequence[Outcome]) -> None:
     print("| --- | --: |" + " --: |" * len(WAYS) + " --: | --: | --: |")
     total = 0
     for each in outcomes:
-        forecasts, began, out = seconds_left(each), each.event("growing"), each.out
+        forecasts, began, out = seconds_left(each), each.event("growing"), each.memory_full_at
         if began is None or out is None:
             print(f"| {each.training.name} | no out-of-memory: status {each.status} |")
             continue
@@ -343,24 +346,24 @@ def verify(trainings: Sequence[Training]) -> bool:
     print("| training | cause | with its cause | without | label holds |\n| --- | --- | --- | --- | --- |")
     held = 0
     for training in trainings:
-        ends = [_end(run(training, cause=cause)) for cause in (True, False)]
+        ends = [_describe_end(run(training, cause=cause)) for cause in (True, False)]
         holds = [end for end, _ in ends] == ["out", "out" if training.cause == "too_big" else "end"]
         held += holds
         label = training.cause or training.grows
-        print(f"| {training.name} | {label} | {ends[0][1]} | {ends[1][1]} | {_yes(holds)} |", flush=True)
+        print(f"| {training.name} | {label} | {ends[0][1]} | {ends[1][1]} | {_format_bool(holds)} |", flush=True)
     print(f"\nLabels that hold: {held} of {len(trainings)}.")
     return held == len(trainings)
 
 
-def _end(outcome: Outcome) -> tuple[str, str]:
+def _describe_end(outcome: Outcome) -> tuple[str, str]:
     if outcome.event("oom"):
-        return "out", f"out of memory: {_facts(outcome)}"
+        return "out", f"out of memory: {_describe(outcome)}"
     if event := outcome.event("end"):
         return "end", f"passes, {event['peak'] / MIB:.0f} MiB at most"
     return ("out" if outcome.status == -9 else "?"), f"status {outcome.status}"
 
 
-def _yes(holds: bool) -> str:  # noqa: FBT001 - a statement to be written out
+def _format_bool(holds: bool) -> str:  # noqa: FBT001 - a statement to be written out
     return "yes" if holds else "**no**"
 
 
@@ -385,7 +388,7 @@ def main() -> int:
     build()
     if given.verify:
         return 0 if verify([each for each in chosen if each.module != "healthy"]) else 1
-    print(f"{conditions()}\n")
+    print(f"{describe_conditions()}\n")
     outcomes = []
     for training in chosen:
         began = time.monotonic()

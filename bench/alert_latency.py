@@ -28,8 +28,8 @@ from urllib.request import urlopen
 
 from gpuwarden.alerts.prometheus_rules import Choices, render_rule_file
 from gpuwarden.config.schema import Config
-from mocked import mock, sleepers
-from programs import GPUWARDEN, conditions, program
+from mocked import build_mock, start_sleepers
+from programs import GPUWARDEN, describe_conditions, run_program
 from scraping import free_port
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Webhook:
     url: str = ""
 
     @contextmanager
-    def serving(self) -> Iterator[Webhook]:
+    def serve(self) -> Iterator[Webhook]:
         """Serve until the context ends."""
         arrived = self.arrived
 
@@ -152,21 +152,21 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def target(folder: Path, alertmanager: str | None) -> Iterator[Target]:
+def run_target(folder: Path, alertmanager: str | None) -> Iterator[Target]:
     """Start a daemon, which notifies the Alertmanager if one is named, and a run on all of its GPUs."""
     folder.mkdir()
-    driver, port, config = mock(folder), free_port(), folder / "config.yaml"
+    driver, port, config = build_mock(folder), free_port(), folder / "config.yaml"
     config.write_text(f"alertmanager: {{url: {alertmanager or 'none'}}}\n")
     env = {**os.environ, **driver.env(gpus=GPUS, frozen=1), "STATE_DIRECTORY": str(folder / "state")}
     command = [*GPUWARDEN, "serve", "--config", str(config), "--listen", f"127.0.0.1:{port}"]
     path = folder / "run.sock"
     devices = json.dumps({f"GPU:{gpu}": uuid(gpu) for gpu in range(GPUS)})
     with ExitStack() as stack:
-        stack.enter_context(program([*command, "--socket", str(path)], env, folder / "log"))
+        stack.enter_context(run_program([*command, "--socket", str(path)], env, folder / "log"))
         wait_for(path.exists, "the daemon's socket")
         run = [sys.executable, "-c", RUN, str(path), devices]
-        pid = stack.enter_context(program(run, dict(os.environ), folder / "run.log"))
-        (co_tenant,) = stack.enter_context(sleepers(1))
+        pid = stack.enter_context(run_program(run, dict(os.environ), folder / "run.log"))
+        (co_tenant,) = stack.enter_context(start_sleepers(1))
         started = Target(driver, port, pid, co_tenant)
         for gpu in range(GPUS):
             started.set_free(gpu, FREE_MIB)
@@ -176,7 +176,7 @@ def target(folder: Path, alertmanager: str | None) -> Iterator[Target]:
 
 
 @contextmanager
-def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
+def run_alertmanager(folder: Path, webhook: str) -> Iterator[str]:
     """Start an Alertmanager that sends critical alerts at once, one notification per GPU; yield its URL."""
     config = {
         "route": {
@@ -192,13 +192,13 @@ def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
     (folder / "alertmanager.yml").write_text(json.dumps(config))
     command = ["prometheus-alertmanager", f"--config.file={folder}/alertmanager.yml", "--cluster.listen-address="]
     command += [f"--web.listen-address={address}", f"--storage.path={folder}/alertmanager"]
-    with program(command, dict(os.environ), folder / "alertmanager.log"):
+    with run_program(command, dict(os.environ), folder / "alertmanager.log"):
         wait_for(lambda: bool(fetch_text(f"http://{address}/-/ready")), "Alertmanager")
         yield f"http://{address}"
 
 
 @contextmanager
-def prometheus(folder: Path, route: Route, targets: list[Target], receiver: str) -> Iterator[None]:
+def run_prometheus(folder: Path, route: Route, targets: list[Target], receiver: str) -> Iterator[None]:
     """Start a Prometheus, and yield it when it has scraped all runs."""
     rules = folder / "rules.yml"
     rules.write_text(render_rule_file(Choices(interval=route.evaluate)))
@@ -222,31 +222,31 @@ def prometheus(folder: Path, route: Route, targets: list[Target], receiver: str)
                 return False
         return True
 
-    with program(command, dict(os.environ), folder / "prometheus.log"):
+    with run_program(command, dict(os.environ), folder / "prometheus.log"):
         wait_for(has_scraped, "all runs in Prometheus")
         yield
 
 
-def delays(folder: Path, route: Route, number: int) -> list[float]:
+def measure_delays(folder: Path, route: Route, number: int) -> list[float]:
     """Return the time until each crossing was notified, in seconds, shortest first."""
     chance = random.Random(1)  # noqa: S311 - moments, not secrets
     with ExitStack() as stack:
-        webhook = stack.enter_context(Webhook().serving())
-        receiver = stack.enter_context(alertmanager(folder, webhook.url))
+        webhook = stack.enter_context(Webhook().serve())
+        receiver = stack.enter_context(run_alertmanager(folder, webhook.url))
         named = receiver if route.scrape is None else None
         many = -(-number // GPUS)
-        targets = [stack.enter_context(target(folder / f"target{index}", named)) for index in range(many)]
+        targets = [stack.enter_context(run_target(folder / f"target{index}", named)) for index in range(many)]
         if route.scrape is not None:
-            stack.enter_context(prometheus(folder, route, targets, receiver))
+            stack.enter_context(run_prometheus(folder, route, targets, receiver))
         places = [(each, gpu) for gpu in range(GPUS) for each in targets][:number]
         spread = route.spread_seconds * number / (TARGETS * GPUS)
         moments = sorted(chance.uniform(0, spread) for _ in places)
-        crossed = crossings(places, moments)
+        crossed = cross_thresholds(places, moments)
         wait_for(lambda: crossed.keys() <= webhook.arrived.keys(), "all alerts")
         return sorted(webhook.arrived[key] - crossed[key] for key in crossed)
 
 
-def crossings(places: list[tuple[Target, int]], moments: list[float]) -> Mapping[tuple[str, str], float]:
+def cross_thresholds(places: list[tuple[Target, int]], moments: list[float]) -> Mapping[tuple[str, str], float]:
     """Cross the threshold on each GPU at its moment, in seconds from now; return when that was."""
     crossed: dict[tuple[str, str], float] = {}
     begin = time.monotonic()
@@ -265,12 +265,12 @@ def main() -> None:
     if missing := [name for name in needed if shutil.which(name) is None]:
         sys.exit(f"not installed: {', '.join(missing)}")
     number = 3 if quick else TARGETS * GPUS
-    print(f"Measured {conditions()}; {number} crossings each, group_wait 0 s.\n")
+    print(f"Measured {describe_conditions()}; {number} crossings each, group_wait 0 s.\n")
     print("| route | median, s | p95, s | longest, s | at most, s | met |")
     print("| --- | ---: | ---: | ---: | ---: | --- |")
     for route in ROUTES[:2] if quick else ROUTES:
         with tempfile.TemporaryDirectory() as place:
-            took = delays(Path(place), route, number)
+            took = measure_delays(Path(place), route, number)
         middle, p95 = median(took), quantiles(took, n=20, method="inclusive")[-1]
         bar, met = ("", "") if route.bar is None else (f"{route.bar:g}", "yes" if middle <= route.bar else "**no**")
         print(f"| {route.name} | {middle:.3f} | {p95:.3f} | {took[-1]:.3f} | {bar} | {met} |", flush=True)

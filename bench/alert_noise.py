@@ -25,7 +25,7 @@ from jobs import INTERRUPTED  # noqa: E402 - likewise
 from scene_store import DAY_SECONDS, SceneStore  # noqa: E402 - likewise
 from scenes import Scene  # noqa: E402 - likewise
 
-from programs import conditions  # noqa: E402 - likewise
+from programs import describe_conditions  # noqa: E402 - likewise
 
 STEP = 15.0  # seconds between scrapes, and between evaluations; a week of the shipped five takes half an hour
 BOX = "box"
@@ -41,8 +41,8 @@ CONTENTS = {
 }
 
 
-def measured(url: str, days: float, scene: Scene) -> Iterator[tuple[str, float]]:
-    """Print what that time contained."""
+def read_contents(url: str, days: float, scene: Scene) -> Iterator[tuple[str, float]]:
+    """Yield what that time contained: name and number."""
     for what, expr in CONTENTS.items():
         found = backfill.ask(url, "query", query=expr % f"{days * DAY_SECONDS:.0f}s", time=BEGIN + scene.seconds)[
             "result"
@@ -52,8 +52,8 @@ def measured(url: str, days: float, scene: Scene) -> Iterator[tuple[str, float]]
     yield "stopped by Ctrl-C", sum(job.ending is INTERRUPTED and job.end < scene.seconds for job in scene.jobs)
 
 
-def table(episodes: Sequence[backfill.Episode], days: float) -> Iterator[str]:
-    """Print a line for each alert."""
+def render_table(episodes: Sequence[backfill.Episode], days: float) -> Iterator[str]:
+    """Yield the lines of the table, one for each alert."""
     counts = Counter((each.labels["severity"], each.alert) for each in episodes)
     yield f"| alert | severity | times in {days:g} days | at most | met |"
     yield "| --- | --- | ---: | ---: | --- |"
@@ -64,8 +64,8 @@ def table(episodes: Sequence[backfill.Episode], days: float) -> Iterator[str]:
         yield f"| {rule['alert']} | {severity} | {count} | {most} | {met} |"
 
 
-def examples(episodes: Sequence[backfill.Episode]) -> Iterator[str]:
-    """Print when some of the alerts fired."""
+def render_examples(episodes: Sequence[backfill.Episode]) -> Iterator[str]:
+    """Yield lines about when some of the alerts fired."""
     fired: Counter[str] = Counter()
     for each in episodes:
         fired[each.alert] += 1
@@ -82,23 +82,23 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)  # the daemon's lines
-    where, began = conditions(), time.monotonic()
-    scene = healthy_week.week(options.days, options.seed)
+    where, began = describe_conditions(), time.monotonic()
+    scene = healthy_week.make_week(options.days, options.seed)
     with tempfile.TemporaryDirectory() as folder:
         store = SceneStore(Path(folder), STEP)
         store.add(BOX, scene)
         polled, began = time.monotonic() - began, time.monotonic()
-        with store.served() as url:
+        with store.serve() as url:
             episodes = store.episodes(url)
-            figures = list(measured(url, options.days, scene))
+            figures = list(read_contents(url, options.days, scene))
     loud = [each for each in episodes if each.labels["severity"] != "info"]
     took = f"{store.scrapes} polls in {polled:.0f} s, evaluated in {time.monotonic() - began:.0f} s"
     print(f"{where}; {took}.\n")
     print(f"{len(loud)} alerts of severity warning or critical, {len(episodes) - len(loud)} of info.\n")
-    print("\n".join(table(episodes, options.days)))
+    print("\n".join(render_table(episodes, options.days)))
     print("\n| content of the week | |\n| --- | ---: |")
     print("\n".join(f"| {what} | {figure:g} |" for what, figure in figures))
-    print("\n" + "\n".join(examples(episodes)))
+    print("\n" + "\n".join(render_examples(episodes)))
     return int(bool(loud))
 
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from batch_size_runs import LIMIT_MIB, MODELS, OUT_OF_MEMORY
-from scale import Daemon, daemon
+from scale import Daemon, run_daemon
 
 from gpuwarden.analysis.batch_size.cost_model import list_usual_sizes
-from mocked import sleepers
-from programs import conditions
-from scraping import connect, fetch, page
+from mocked import start_sleepers
+from programs import describe_conditions
+from scraping import connect, fetch, read_page
 
 MIB = 1 << 20
 FIRST = {"dense": 1024, "convolutions": 64, "residual": 48, "attention": 16, "recurrent": 128}
@@ -37,7 +37,7 @@ class Model:
     def __init__(self, name: str, daemon: Daemon) -> None:
         self.name = name
         self._daemon = daemon
-        self._uuid = re.findall(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', page(daemon.port).decode())[0]
+        self._uuid = re.findall(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', read_page(daemon.port).decode())[0]
 
     def fit(self, size: int) -> tuple[float | None, dict[str, Any]]:
         """Train with batches of that size; return the peak in bytes, None if out of memory, and the run record."""
@@ -61,7 +61,7 @@ class Model:
     def _get(self, path: str) -> dict[str, Any]:
         return dict(json.loads(fetch(connect(self._daemon.port), path=path)))
 
-    def largest(self, advised: int) -> tuple[int, int | None, float | None]:
+    def find_largest(self, advised: int) -> tuple[int, int | None, float | None]:
         """Return the largest usual size that fits, the smallest that does not, and the peak with the advised size."""
         sizes = list_usual_sizes(8 * advised)
         at = sizes.index(advised)
@@ -75,9 +75,9 @@ class Model:
         return sizes[at], sizes[at + 1] if at + 1 < len(sizes) else None, peak
 
 
-def row(name: str, sizes: list[int], *, quick: bool) -> str:
+def measure_model(name: str, sizes: list[int], *, quick: bool) -> str:
     """Measure one model; a quick run does not try the advised size."""
-    with sleepers(1) as pids, daemon(pids, gpus=1) as started:
+    with start_sleepers(1) as pids, run_daemon(pids, gpus=1) as started:
         model = Model(name, started)
         advised = [model.fit(size)[1].get("batch_size_advice", {}) for size in sizes]
         listed = ", ".join(f"{each['advised']} ({each['confidence']})" if each else "none" for each in advised)
@@ -85,7 +85,7 @@ def row(name: str, sizes: list[int], *, quick: bool) -> str:
         begin = f"| {name} | {', '.join(map(str, sizes))} | {listed} |"
         if not advice or quick:
             return begin + " |" * 7
-        largest, too_large, peak = model.largest(advice["advised"])
+        largest, too_large, peak = model.find_largest(advice["advised"])
     needed = advice["needed_bytes"]
     figures = [
         f"{advice['per_example_bytes'] / MIB:.2f}",
@@ -104,12 +104,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a smoke run: one model, one size")
     quick = parser.parse_args().quick
-    print(f"{conditions()}; a limit of {LIMIT_MIB} MiB; MiB.\n")
+    print(f"{describe_conditions()}; a limit of {LIMIT_MIB} MiB; MiB.\n")
     print("| model | tried | advised after each | an example | off | predicted peak | peak | error | fits | does not |")
     print("| --- | --- | --- | --: | --: | --: | --: | --: | --: | --: |")
     for name in MODELS[-1:] if quick else MODELS:
         sizes = [FIRST[name] << each for each in range(1 if quick else 3)]
-        print(row(name, sizes, quick=quick), flush=True)
+        print(measure_model(name, sizes, quick=quick), flush=True)
 
 
 if __name__ == "__main__":

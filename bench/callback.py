@@ -29,7 +29,7 @@ import numpy as np
 from daemons import absent, present, stopped
 from gpuwarden import watch
 from gpuwarden.keras import GpuWarden, keras
-from programs import conditions
+from programs import describe_conditions
 
 BAR = 10.0  # µs of CPU time a step
 IS_QUICK = "--quick" in sys.argv
@@ -141,7 +141,7 @@ def print_fits(path: str) -> None:
     print()
 
 
-def timed(hook: Callable[..., None], took: list[float]) -> Callable[..., None]:
+def time_hook(hook: Callable[..., None], took: list[float]) -> Callable[..., None]:
     """Return a function that calls the hook and records the CPU time, in µs."""
 
     def call(number: int, logs: Any = None) -> None:  # noqa: ARG001 - Keras's arguments
@@ -156,7 +156,7 @@ def time_callback(callback: Any) -> list[float]:
     """Fit, after a fit that compiles; return the CPU time of each step's hook, in µs."""
     model = make_model()
     took: list[float] = []
-    callback.on_train_batch_begin = timed(callback.on_train_batch_begin, took)
+    callback.on_train_batch_begin = time_hook(callback.on_train_batch_begin, took)
     for steps in (100, STEPS):
         took.clear()
         fit(model, steps, callback)
@@ -166,7 +166,7 @@ def time_callback(callback: Any) -> list[float]:
 def time_loop(step: Callable[[int], None]) -> list[float]:
     """Make steps; return the CPU time of each `step`, in µs."""
     took: list[float] = []
-    noted = timed(step, took)
+    noted = time_hook(step, took)
     for _number in range(STEPS):
         for _ in range(8):
             hashlib.blake2b(DATA).digest()
@@ -205,7 +205,7 @@ def print_hooks() -> None:
 
 def main() -> None:
     """Print the tables."""
-    print(f"{conditions()}.")
+    print(f"{describe_conditions()}.")
     with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as folder, present(Path(folder)):
         print_fits(f"{folder}/run.sock")
     print_hooks()

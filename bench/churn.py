@@ -52,7 +52,7 @@ def finish(folder: Path, gpu: int) -> None:
     _report(folder, gpu, 20).send(End("exit"))
 
 
-def vanish(folder: Path, gpu: int) -> None:
+def end_silently(folder: Path, gpu: int) -> None:
     """Report for a while and end without a message."""
     _report(folder, gpu, 5)
 
@@ -85,12 +85,12 @@ def run_silently(_folder: Path, _gpu: int) -> None:
     time.sleep(MAX_JOB_SECONDS)
 
 
-KINDS: tuple[Callable[[Path, int], None], ...] = (train, finish, vanish, send_invalid, run_silently)
+KINDS: tuple[Callable[[Path, int], None], ...] = (train, finish, end_silently, send_invalid, run_silently)
 
 
-def start(folder: Path, dice: random.Random) -> Job:
+def start(folder: Path, rng: random.Random) -> Job:
     """Start one job."""
-    kind, gpu = dice.choice(KINDS), dice.randrange(GPUS)
+    kind, gpu = rng.choice(KINDS), rng.randrange(GPUS)
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -98,7 +98,7 @@ def start(folder: Path, dice: random.Random) -> Job:
             kind(folder, gpu)
         finally:
             os._exit(0)
-    return Job(pid, gpu, time.monotonic() + dice.uniform(0.1, MAX_JOB_SECONDS))
+    return Job(pid, gpu, time.monotonic() + rng.uniform(0.1, MAX_JOB_SECONDS))
 
 
 def kill(job: Job) -> None:
@@ -107,14 +107,14 @@ def kill(job: Job) -> None:
     os.waitpid(job.pid, 0)
 
 
-def fault(dice: random.Random) -> list[str]:
+def choose_fault(rng: random.Random) -> list[str]:
     """Choose a fault, as a line of the control file."""
-    gpu, other = dice.randrange(GPUS), dice.randrange(GPUS)
-    return dice.choice(
+    gpu, other = rng.randrange(GPUS), rng.randrange(GPUS)
+    return rng.choice(
         [
             [f"error {gpu} * GPU_IS_LOST"],
             [f"error {gpu} * GPU_IS_LOST", f"error {other} * GPU_IS_LOST"],
-            [f"set * count {dice.randrange(GPUS)}"],
+            [f"set * count {rng.randrange(GPUS)}"],
             [f"hang {gpu}"],
             [f"hang {gpu} nvmlDeviceGetMemoryInfo_v2"],
             [f"hang {gpu} nvmlDeviceGetFieldValues"],
@@ -129,7 +129,7 @@ def fault(dice: random.Random) -> list[str]:
     )
 
 
-def rules(jobs: list[Job], faults: list[str], xid: str) -> str:
+def render_rules(jobs: list[Job], faults: list[str], xid: str) -> str:
     """Return the contents of the control file."""
     held = {gpu: [job.pid for job in jobs if job.gpu == gpu] for gpu in range(GPUS)}
     lists = [f"procs {gpu} {','.join(f'{pid}:{MEMORY}B' for pid in pids) or 'none'}" for gpu, pids in held.items()]
@@ -145,7 +145,7 @@ def write_control(control: Path, text: str) -> None:
 
 def main() -> None:
     """Run jobs and faults until standard input ends."""
-    folder, dice = Path(sys.argv[1]), random.Random(1)  # noqa: S311 - the same each time
+    folder, rng = Path(sys.argv[1]), random.Random(1)  # noqa: S311 - the same each time
     control = folder / "mock-nvml.control"
     jobs: list[Job] = []
     faults: list[str] = []
@@ -156,15 +156,15 @@ def main() -> None:
             jobs.remove(job)
             kill(job)
         if len(jobs) < JOBS:
-            jobs.append(start(folder, dice))
+            jobs.append(start(folder, rng))
         if now > until:
             faults = []
-            if dice.random() < FAULT_CHANCE:
-                faults, until = fault(dice), now + dice.uniform(0.05, MAX_FAULT_SECONDS)
-            elif dice.random() < FAULT_CHANCE:
+            if rng.random() < FAULT_CHANCE:
+                faults, until = choose_fault(rng), now + rng.uniform(0.05, MAX_FAULT_SECONDS)
+            elif rng.random() < FAULT_CHANCE:
                 events += 1
-                xid = f"xid {events} {dice.randrange(GPUS)} {dice.choice(XIDS)}"
-        write_control(control, rules(jobs, faults, xid))
+                xid = f"xid {events} {rng.randrange(GPUS)} {rng.choice(XIDS)}"
+        write_control(control, render_rules(jobs, faults, xid))
     for job in jobs:
         kill(job)
     write_control(control, "")

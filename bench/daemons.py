@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mocked import environment
-from programs import GPUWARDEN, program
+from mocked import make_environment
+from programs import GPUWARDEN, run_program
 
 SERVE = [*GPUWARDEN, "serve", "--listen=127.0.0.1:0"]
 
@@ -34,7 +34,7 @@ def absent(_folder: Path) -> Iterator[None]:
 def present(folder: Path) -> Iterator[int]:
     """Provide a daemon."""
     path = folder / "run.sock"
-    with program([*SERVE, f"--socket={path}"], environment(folder), folder / "log") as pid:
+    with run_program([*SERVE, f"--socket={path}"], make_environment(folder), folder / "log") as pid:
         await_socket(path)
         yield pid
 

@@ -15,20 +15,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from mocked import PROCESSES_PER_GPU, environment, sleepers
-from programs import GPUWARDEN, conditions, cpu_seconds, memory, program
+from mocked import PROCESSES_PER_GPU, make_environment, start_sleepers
+from programs import GPUWARDEN, describe_conditions, read_cpu_seconds, read_memory, run_program
 from scraping import (
     HOST,
     PAUSE_SECONDS,
     PROMETHEUS,
     Connection,
+    compute_percentiles,
     connect,
+    count_samples,
     fetch,
     free_port,
-    page,
-    percentiles,
-    samples,
-    series,
+    parse_samples,
+    read_page,
     wait_for,
 )
 
@@ -74,11 +74,11 @@ class Exporter:
 
 def shows_all(text: bytes, pids: Sequence[int]) -> bool:
     """Return whether every process is in a scrape: ours counts them, the peer names each."""
-    counted = sum(samples(text, "gpuwarden_gpu_processes", 'type="compute"'))
+    counted = sum(parse_samples(text, "gpuwarden_gpu_processes", 'type="compute"'))
     return counted == len(pids) or all(f'pid="{pid}"'.encode() in text for pid in pids)
 
 
-def command(name: str, port: int, folder: Path) -> list[str]:
+def make_command(name: str, port: int, folder: Path) -> list[str]:
     """Return the command that starts the exporter."""
     if name == PEER:
         return [sys.executable, "-m", "nvitop_exporter", f"--bind-address={HOST}", f"--port={port}", "--interval=1"]
@@ -89,13 +89,13 @@ def command(name: str, port: int, folder: Path) -> list[str]:
 
 
 @contextmanager
-def exporter(name: str, env: dict[str, str], pids: Sequence[int]) -> Iterator[Exporter]:
+def run_exporter(name: str, env: dict[str, str], pids: Sequence[int]) -> Iterator[Exporter]:
     """Run an exporter, from its first scrape with every process on."""
     with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as folder:
         log, port = Path(folder, "log"), free_port()
-        arguments = command(name, port, Path(folder))
+        arguments = make_command(name, port, Path(folder))
         began = time.perf_counter()
-        with program(arguments, env, log) as pid:
+        with run_program(arguments, env, log) as pid:
             wait_for(port, lambda text: shows_all(text, pids), log)
             yield Exporter(pid, port, time.perf_counter() - began, connect(port))
 
@@ -103,7 +103,7 @@ def exporter(name: str, env: dict[str, str], pids: Sequence[int]) -> Iterator[Ex
 def measure_polling(exporters: Sequence[Exporter], kind: str, seconds: float) -> None:
     """Let all of them poll and be scraped, like by Prometheus, in windows of that kind."""
     interval = INTERVALS[kind]
-    before = [cpu_seconds(each.pid) for each in exporters]
+    before = [read_cpu_seconds(each.pid) for each in exporters]
     began = time.perf_counter()
     due = interval / 2
     while due < seconds:
@@ -116,35 +116,35 @@ def measure_polling(exporters: Sequence[Exporter], kind: str, seconds: float) ->
     time.sleep(max(0.0, began + seconds - time.perf_counter()))
     passed = time.perf_counter() - began
     for each, cpu in zip(exporters, before, strict=True):
-        spent = cpu_seconds(each.pid) - cpu
+        spent = read_cpu_seconds(each.pid) - cpu
         each.polling[kind].append(spent / passed * 60)
         if kind == OFTEN:
             each.fresh.append((spent - median(each.polling[UNSCRAPED]) / 60 * passed) / int(seconds / interval))
 
 
-def measure_scrapes(it: Exporter, count: int) -> None:
+def measure_scrapes(exporter: Exporter, count: int) -> None:
     """Scrape one exporter, one scrape after the other, each on a new connection."""
-    fetch(connect(it.port))  # pays for what is done once
+    fetch(connect(exporter.port))  # pays for what is done once
     for _ in range(count):
         time.sleep(PAUSE_SECONDS)
         start = time.perf_counter()
-        fetch(connect(it.port))
-        it.latency[NEW].append(time.perf_counter() - start)
+        fetch(connect(exporter.port))
+        exporter.latency[NEW].append(time.perf_counter() - start)
 
 
-def figures(it: Exporter, starts: Sequence[float]) -> dict[str, float]:
+def collect_figures(exporter: Exporter, starts: Sequence[float]) -> dict[str, float]:
     """Return the measurements, by the names of the table's rows."""
-    text, held = page(it.port), memory(it.pid)
-    found = {kind: percentiles(times) for kind, times in it.latency.items()}
+    text, held = read_page(exporter.port), read_memory(exporter.pid)
+    found = {kind: compute_percentiles(times) for kind, times in exporter.latency.items()}
     return {
-        **{f"CPU of the polls, {kind}, s/min": median(spent) for kind, spent in it.polling.items()},
+        **{f"CPU of the polls, {kind}, s/min": median(spent) for kind, spent in exporter.polling.items()},
         **{f"scrape p50, {kind}, ms": p50 for kind, (p50, _p99) in found.items()},
         **{f"scrape p99, {kind}, ms": p99 for kind, (_p50, p99) in found.items()},
-        "CPU of a scrape, first after a poll, ms": median(it.fresh) * 1e3,
+        "CPU of a scrape, first after a poll, ms": median(exporter.fresh) * 1e3,
         "memory, resident, MiB": held["Rss"] / 1024,
         "memory, proportional, MiB": held["Pss"] / 1024,
         "start to first full page, s": median(starts),
-        "series": series(text),
+        "series": count_samples(text),
     }
 
 
@@ -158,7 +158,7 @@ MAX_RATIO_TO_PEER = {
 }
 
 
-def table(ours: dict[str, float], peer: dict[str, float]) -> Iterator[str]:
+def render_table(ours: dict[str, float], peer: dict[str, float]) -> Iterator[str]:
     """Render the figures as a Markdown table; a bar is compared with the exact ratio, not with the rounded one."""
     yield f"| figure | {OURS} | {PEER} | ratio | at most | met |"
     yield "| --- | ---: | ---: | ---: | ---: | --- |"
@@ -172,15 +172,15 @@ def measure(effort: Effort) -> tuple[dict[str, float], dict[str, float]]:
     """Measure all figures of ours and of the peer."""
     names = (OURS, PEER)
     with ExitStack() as stack:
-        pids = stack.enter_context(sleepers(PROCESSES))
+        pids = stack.enter_context(start_sleepers(PROCESSES))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuwarden-bench-")))
-        env = environment(folder, gpus=GPUS, pids=",".join(map(str, pids)))
+        env = make_environment(folder, gpus=GPUS, pids=",".join(map(str, pids)))
         starts: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(effort.starts):
             for name in names:
-                with exporter(name, env, pids) as started:
+                with run_exporter(name, env, pids) as started:
                     starts[name].append(started.first_page)
-        running = {name: stack.enter_context(exporter(name, env, pids)) for name in names}
+        running = {name: stack.enter_context(run_exporter(name, env, pids)) for name in names}
         both = list(running.values())
         time.sleep(effort.settle)
         for _ in range(effort.rounds):
@@ -189,7 +189,7 @@ def measure(effort: Effort) -> tuple[dict[str, float], dict[str, float]]:
             measure_polling(both, OFTEN, effort.scraped)
             for each in both:
                 measure_scrapes(each, effort.scrapes // effort.rounds)
-        return figures(running[OURS], starts[OURS]), figures(running[PEER], starts[PEER])
+        return collect_figures(running[OURS], starts[OURS]), collect_figures(running[PEER], starts[PEER])
 
 
 def main() -> None:
@@ -197,8 +197,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare gpuwarden with nvitop-exporter on the mock driver.")
     parser.add_argument("--quick", action="store_true", help="a smoke run of some seconds; its figures mean nothing")
     chosen = parser.parse_args()
-    print(f"{GPUS} GPUs of the mock driver, {PROCESSES} processes, a poll a second; {conditions()}.\n")
-    print("\n".join(table(*measure(QUICK if chosen.quick else FULL))))
+    print(f"{GPUS} GPUs of the mock driver, {PROCESSES} processes, a poll a second; {describe_conditions()}.\n")
+    print("\n".join(render_table(*measure(QUICK if chosen.quick else FULL))))
 
 
 if __name__ == "__main__":

@@ -17,16 +17,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / each) for each in ("bench/alerting", "tools/pictures", "tests/support")]
 
+from gpu_incidents import INCIDENTS as GPU_INCIDENTS  # noqa: E402 - likewise
 from history import BEGIN  # noqa: E402 - found only now
-from incidents_of_gpus import INCIDENTS as OF_GPUS  # noqa: E402 - likewise
-from incidents_of_runs import INCIDENTS as OF_RUNS  # noqa: E402 - likewise
 from scene_store import fired_alerts  # noqa: E402 - likewise
 from scenes import Incident  # noqa: E402 - likewise
+from training_incidents import INCIDENTS as TRAINING_INCIDENTS  # noqa: E402 - likewise
 
-from programs import conditions  # noqa: E402 - likewise
+from programs import describe_conditions  # noqa: E402 - likewise
 
 STEP = 5.0  # seconds between scrapes, and between evaluations, as in the shipped configuration
-INCIDENTS = (*OF_RUNS, *OF_GPUS)
+INCIDENTS = (*TRAINING_INCIDENTS, *GPU_INCIDENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Result:
         return sorted(self.fired.keys() - self.incident.fires)
 
 
-def run(incidents: Sequence[Incident]) -> list[Result]:
+def run_incidents(incidents: Sequence[Incident]) -> list[Result]:
     """Run incidents on one Prometheus, each as an instance."""
     scenes = {each.name: each.scene() for each in incidents}
     results = []
@@ -59,7 +59,7 @@ def run(incidents: Sequence[Incident]) -> list[Result]:
     return results
 
 
-def table(results: Sequence[Result]) -> Iterator[str]:
+def render_table(results: Sequence[Result]) -> Iterator[str]:
     """Print a line for each incident."""
     yield "| incident | what happens | fires | seconds to the first | as expected |"
     yield "| --- | --- | --- | ---: | --- |"
@@ -78,11 +78,11 @@ def main() -> int:
     chosen = [each for each in INCIDENTS if not wanted or any(name in each.name for name in wanted)]
     logging.disable(logging.CRITICAL)  # the daemons' lines
     began = time.monotonic()
-    where = conditions()
-    results = run(chosen)
+    where = describe_conditions()
+    results = run_incidents(chosen)
     right = sum(not each.missing and not each.extra for each in results)
     print(f"{where}; {right} of {len(results)} as expected, in {time.monotonic() - began:.0f} s.\n")
-    print("\n".join(table(results)))
+    print("\n".join(render_table(results)))
     return int(right < len(results))
 
 

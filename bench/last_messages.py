@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mocked import ROOT, environment
-from programs import conditions
+from mocked import ROOT, make_environment
+from programs import describe_conditions
 
 sys.path.append(str(ROOT / "tests/support"))
 
@@ -50,10 +50,10 @@ FAULTS = ("Traceback", "internal error")  # in the daemon's log
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Daemon]:
+def run_daemon(folder: Path) -> Iterator[Daemon]:
     """Run a daemon on two mock GPUs, from its first poll on."""
     (folder / "config.yaml").write_text(CONFIG)
-    env = {**environment(folder, gpus=2), "MALLOC_ARENA_MAX": "1"}
+    env = {**make_environment(folder, gpus=2), "MALLOC_ARENA_MAX": "1"}
     del env["STATE_DIRECTORY"]  # the daemon's own
     daemon = Daemon(folder / "daemon", "--config", str(folder / "config.yaml"), env=env)
     with end_processes(daemon):
@@ -119,7 +119,7 @@ def measure(count: int) -> Iterator[tuple[str, object, object]]:
     """Let trainings fail while incidents are open; yield the figures."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuwarden-bench-")))
-        daemon = stack.enter_context(serving(folder))
+        daemon = stack.enter_context(run_daemon(folder))
         for number in range(BUSY_PROCESSES):
             busy = Process([sys.executable, "-c", "while True: pass"], folder / f"busy-{number}.log")
             stack.enter_context(end_processes(busy))
@@ -143,7 +143,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Count the last messages of trainings that fail.")
     parser.add_argument("--quick", action="store_true", help="a smoke run of four trainings")
     count = QUICK_TRAININGS if parser.parse_args().quick else TRAININGS
-    print(f"2 GPUs of the mock driver; {conditions()}.\n\n| figure | measured | expected | met |")
+    print(f"2 GPUs of the mock driver; {describe_conditions()}.\n\n| figure | measured | expected | met |")
     print("| --- | --- | --- | --- |")
     failed = 0
     for what, measured, expected in measure(count):

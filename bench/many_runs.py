@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE, Popen  # noqa: TID251 - starts what it measures
 
-from scale import daemon
+from scale import run_daemon
 
 from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Report
 from gpuwarden.protocol.step_histogram import StepHistogram
-from mocked import PROCESSES_PER_GPU, sleepers
-from programs import conditions, cpu_seconds, memory
-from scraping import page, samples, wait_for
+from mocked import PROCESSES_PER_GPU, start_sleepers
+from programs import describe_conditions, read_cpu_seconds, read_memory
+from scraping import parse_samples, read_page, wait_for
 
 GPUS = 8
 REPORTS_A_SECOND = 4
@@ -34,7 +34,7 @@ COUNTS = (0, 64, 512)
 MAX_SHARE = {64: 0.05}  # of one core; more runs are to be served correctly, at whatever they cost
 
 
-def crowd(count: int, socket: str, uuids: list[str]) -> None:
+def run_reporters(count: int, socket: str, uuids: list[str]) -> None:
     """Fork the runs, each with a GPU; they end with standard input."""
     for number in range(count):
         if os.fork() == 0:
@@ -74,7 +74,7 @@ def report(socket: str, number: int, uuid: str) -> None:
 
 
 @contextmanager
-def reporting(count: int, socket: Path, uuids: list[str]) -> Iterator[None]:
+def start_reporters(count: int, socket: Path, uuids: list[str]) -> Iterator[None]:
     """Start the runs."""
     with Popen([sys.executable, __file__, "--crowd", str(count), str(socket), *uuids], stdin=PIPE) as started:
         try:
@@ -85,25 +85,25 @@ def reporting(count: int, socket: Path, uuids: list[str]) -> Iterator[None]:
             started.wait(60)
 
 
-def row(count: int, seconds: float) -> str:
+def measure_row(count: int, seconds: float) -> str:
     """Measure the daemon with `count` runs; return the table's row."""
-    with sleepers(GPUS * PROCESSES_PER_GPU) as pids, daemon(pids, gpus=GPUS) as it:
-        uuids = re.findall(r'^gpuwarden_gpu_up\{uuid="([^"]+)"', page(it.port).decode(), re.MULTILINE)
-        with reporting(count, it.folder / "run.sock", uuids):
+    with start_sleepers(GPUS * PROCESSES_PER_GPU) as pids, run_daemon(pids, gpus=GPUS) as daemon:
+        uuids = re.findall(r'^gpuwarden_gpu_up\{uuid="([^"]+)"', read_page(daemon.port).decode(), re.MULTILINE)
+        with start_reporters(count, daemon.folder / "run.sock", uuids):
             series = "gpuwarden_run_steps_total"
-            wait_for(it.port, lambda text: len(samples(text, series)) == count, it.folder / "log")
+            wait_for(daemon.port, lambda text: len(parse_samples(text, series)) == count, daemon.folder / "log")
             time.sleep(seconds / 4)
-            before, cpu, begin = page(it.port), cpu_seconds(it.pid), time.monotonic()
+            before, cpu, begin = read_page(daemon.port), read_cpu_seconds(daemon.pid), time.monotonic()
             while (left := begin + seconds - time.monotonic()) > 0:
                 time.sleep(min(left, SCRAPE_SECONDS))
-                after = page(it.port)
-            elapsed, share = time.monotonic() - begin, (cpu_seconds(it.pid) - cpu) / (time.monotonic() - begin)
+                after = read_page(daemon.port)
+            elapsed, share = time.monotonic() - begin, (read_cpu_seconds(daemon.pid) - cpu) / (time.monotonic() - begin)
         received, steps = (
-            sum(samples(after, name)) - sum(samples(before, name))
+            sum(parse_samples(after, name)) - sum(parse_samples(before, name))
             for name in ("gpuwarden_reports_received_total", series)
         )
-        resident = memory(it.pid)["Rss"] / 1024
-        dropped = sum(samples(after, "gpuwarden_run_reports_dropped_total"))
+        resident = read_memory(daemon.pid)["Rss"] / 1024
+        dropped = sum(parse_samples(after, "gpuwarden_run_reports_dropped_total"))
     at_most = MAX_SHARE.get(count)
     met = "" if at_most is None else "yes" if share <= at_most else "**no**"
     bar = "" if at_most is None else f"{at_most:.0%}"
@@ -121,15 +121,18 @@ def main() -> int:
     given = parser.parse_args()
     if given.crowd:
         count, socket, *uuids = given.crowd
-        crowd(int(count), socket, uuids)
+        run_reporters(int(count), socket, uuids)
         return 0
-    print(f"{GPUS} GPUs of the mock driver, a poll a second, a scrape every {SCRAPE_SECONDS} s; {conditions()}.\n")
+    print(
+        f"{GPUS} GPUs of the mock driver, a poll a second, a scrape every {SCRAPE_SECONDS} s; "
+        f"{describe_conditions()}.\n"
+    )
     print(
         "| runs | messages a second | steps, in reports a second | dropped | CPU of a core | at most | met | RSS, MiB |"
     )
     print("| ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: |")
     for count in (0, 20) if given.quick else COUNTS:
-        print(row(count, 1 if given.quick else 60), flush=True)
+        print(measure_row(count, 1 if given.quick else 60), flush=True)
     return 0
 
 

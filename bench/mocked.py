@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from programs import program
+from programs import run_program
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests" / "support"))
@@ -25,20 +25,20 @@ DELAYS: Mapping[str, int] = {
 OTHER_DELAY = 50
 
 
-def mock(folder: Path) -> MockNvml:
+def build_mock(folder: Path) -> MockNvml:
     """Build the mock driver if needed, with its control file in `folder`."""
     return MockNvml(build(ROOT / "build/mock_nvml"), folder)
 
 
-def environment(folder: Path, **settings: str | int) -> dict[str, str]:
+def make_environment(folder: Path, **settings: str | int) -> dict[str, str]:
     """Return the environment of a program that sees the mock driver; no control file: each call would read it."""
-    given = {**os.environ, **mock(folder).env(**settings), "STATE_DIRECTORY": str(folder / "state")}
+    given = {**os.environ, **build_mock(folder).env(**settings), "STATE_DIRECTORY": str(folder / "state")}
     del given["MOCK_NVML_CONTROL"]
     given.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed is compiled once, and not at each start
     return given
 
 
-def realistic() -> dict[str, str | int]:
+def make_realistic_settings() -> dict[str, str | int]:
     """Return the settings for calls that take as long as on hardware, one at a time."""
     return {
         "delay_us": OTHER_DELAY,
@@ -47,14 +47,16 @@ def realistic() -> dict[str, str | int]:
     }
 
 
-def driver_seconds(calls: Mapping[str, int]) -> float:
+def compute_driver_seconds(calls: Mapping[str, int]) -> float:
     """Return the time of these calls in a driver with realistic delays; waiting for an event takes none."""
     concern_a_gpu = {name: count for name, count in calls.items() if name.startswith(("nvmlDevice", "nvmlGpm"))}
     return sum(count * DELAYS.get(name, OTHER_DELAY) for name, count in concern_a_gpu.items()) / 1e6
 
 
 @contextmanager
-def sleepers(count: int) -> Iterator[list[int]]:
+def start_sleepers(count: int) -> Iterator[list[int]]:
     """Start `count` processes that do nothing, for the mock's GPUs to show."""
     with ExitStack() as stack:
-        yield [stack.enter_context(program(["sleep", "3600"], {**os.environ}, Path(os.devnull))) for _ in range(count)]
+        yield [
+            stack.enter_context(run_program(["sleep", "3600"], {**os.environ}, Path(os.devnull))) for _ in range(count)
+        ]

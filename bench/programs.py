@@ -14,7 +14,7 @@ GPUWARDEN = ["env", "MALLOC_ARENA_MAX=1", "MALLOC_MMAP_THRESHOLD_=65536", sys.ex
 
 
 @contextmanager
-def program(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[int]:
+def run_program(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[int]:
     """Start a program, yield its pid and end it."""
     with log.open("wb") as output, subprocess.Popen(command, env=env, stdout=output, stderr=output) as started:
         try:
@@ -23,28 +23,28 @@ def program(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterat
             started.kill()
 
 
-def cpu_seconds(pid: int) -> float:
+def read_cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process, all its threads, to the nanosecond (clock_getcpuclockid(3))."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
-def memory(pid: int) -> dict[str, int]:
+def read_memory(pid: int) -> dict[str, int]:
     """Return the process's memory in KiB by the kernel's names: Rss, Pss, Anonymous and more."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     return {name: int(size) for name, size in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
 
 
-def open_files(pid: int) -> int:
+def count_open_files(pid: int) -> int:
     """Return the number of open file descriptors of the process."""
     return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - only their number is wanted
 
 
-def threads(pid: int) -> int:
+def count_threads(pid: int) -> int:
     """Return the number of threads of the process."""
     return len(os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208 - likewise
 
 
-def conditions() -> str:
+def describe_conditions() -> str:
     """Return when and on what this is measured, which each figure needs."""
     known = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     model = re.search(r"^model name\s*: (.*)$", known, re.MULTILINE)

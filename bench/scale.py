@@ -16,14 +16,25 @@ from statistics import mean
 from mocked import (
     MAX_PROCESSES,
     PROCESSES_PER_GPU,
-    driver_seconds,
-    environment,
-    mock,
-    realistic,
-    sleepers,
+    build_mock,
+    compute_driver_seconds,
+    make_environment,
+    make_realistic_settings,
+    start_sleepers,
 )
-from programs import GPUWARDEN, conditions, cpu_seconds, memory, program
-from scraping import HOST, PROMETHEUS, connect, fetch, free_port, page, percentiles, samples, series, wait_for
+from programs import GPUWARDEN, describe_conditions, read_cpu_seconds, read_memory, run_program
+from scraping import (
+    HOST,
+    PROMETHEUS,
+    compute_percentiles,
+    connect,
+    count_samples,
+    fetch,
+    free_port,
+    parse_samples,
+    read_page,
+    wait_for,
+)
 
 SIZES: Mapping[str, Mapping[str, int]] = {
     "1": {"gpus": 1},
@@ -61,25 +72,25 @@ class Daemon:
 
 
 @contextmanager
-def daemon(pids: list[int], **settings: str | int) -> Iterator[Daemon]:
+def run_daemon(pids: list[int], **settings: str | int) -> Iterator[Daemon]:
     """Run the daemon until all GPUs have been read."""
     with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as name:
         folder, port = Path(name), free_port()
         log = folder / "log"
-        env = environment(folder, pids=",".join(map(str, pids)), **settings)
+        env = make_environment(folder, pids=",".join(map(str, pids)), **settings)
         config = folder / "config.yaml"  # all runs are of one user, and their processes hold no memory
         config.write_text("runs: {max_per_user: 512, new_per_minute: 60000, trust_reports: true}\n")
         arguments = ["serve", f"--config={config}", f"--listen={HOST}:{port}", f"--socket={folder}/run.sock"]
-        with program([*GPUWARDEN, *arguments], env, log) as pid:
-            wait_for(port, lambda text: sum(samples(text, "gpuwarden_gpu_up")) == settings["gpus"], log)
+        with run_program([*GPUWARDEN, *arguments], env, log) as pid:
+            wait_for(port, lambda text: sum(parse_samples(text, "gpuwarden_gpu_up")) == settings["gpus"], log)
             yield Daemon(pid, port, folder)
 
 
-def cpu_of_minute(pid: int, seconds: float) -> float:
+def measure_cpu(pid: int, seconds: float) -> float:
     """Return the CPU time of a process per minute, from some seconds."""
-    cpu, began = cpu_seconds(pid), time.perf_counter()
+    cpu, began = read_cpu_seconds(pid), time.perf_counter()
     time.sleep(seconds)
-    return (cpu_seconds(pid) - cpu) / (time.perf_counter() - began) * 60
+    return (read_cpu_seconds(pid) - cpu) / (time.perf_counter() - began) * 60
 
 
 def scrape_every_second(port: int, count: int) -> tuple[list[float], list[float]]:
@@ -91,7 +102,7 @@ def scrape_every_second(port: int, count: int) -> tuple[list[float], list[float]
         start = time.perf_counter()
         fetch(kept, PROMETHEUS)
         latency.append(time.perf_counter() - start)
-        durations += samples(page(port), POLL)
+        durations += parse_samples(read_page(port), POLL)
     kept.close()
     return latency, durations
 
@@ -105,18 +116,18 @@ class Size:
     cells: tuple[str, ...]
 
 
-def measured(settings: Mapping[str, int], effort: Effort) -> Size:
+def measure_size(settings: Mapping[str, int], effort: Effort) -> Size:
     """Measure one size."""
     gpus = settings["gpus"]
-    with sleepers(min(gpus * PROCESSES_PER_GPU, MAX_PROCESSES)) as pids, daemon(pids, **settings) as it:
+    with start_sleepers(min(gpus * PROCESSES_PER_GPU, MAX_PROCESSES)) as pids, run_daemon(pids, **settings) as daemon:
         time.sleep(effort.settle)
-        minute = cpu_of_minute(it.pid, effort.quiet)
-        latency, durations = scrape_every_second(it.port, effort.scraped)
-        text, held = page(it.port), memory(it.pid)
-    p50, p99 = percentiles(latency)
+        minute = measure_cpu(daemon.pid, effort.quiet)
+        latency, durations = scrape_every_second(daemon.port, effort.scraped)
+        text, held = read_page(daemon.port), read_memory(daemon.pid)
+    p50, p99 = compute_percentiles(latency)
     cells = (
         f"{mean(durations) * 1e3:.2f} / {max(durations) * 1e3:.2f}",
-        f"{series(text)}",
+        f"{count_samples(text)}",
         f"{len(text) / 1000:.0f}",
         f"{p50:.2f} / {p99:.2f}",
         f"{held['Rss'] / 1024:.1f}",
@@ -124,14 +135,14 @@ def measured(settings: Mapping[str, int], effort: Effort) -> Size:
     return Size(gpus * (1 + settings.get("mig", 0)), minute, cells)
 
 
-def cost_of_further(size: Size, least: Size) -> str:
+def compute_cost_per_device(size: Size, least: Size) -> str:
     """Return the cost of each further device: the same at every size if the cost is linear."""
     if size.devices == least.devices:
         return ""
     return f"{(size.minute - least.minute) / 60 * 1e3 / (size.devices - least.devices):.3f}"
 
 
-def sizes(effort: Effort) -> Iterator[str]:
+def print_sizes(effort: Effort) -> Iterator[str]:
     """Print the table by size."""
     heads = [
         "GPUs",
@@ -145,14 +156,14 @@ def sizes(effort: Effort) -> Iterator[str]:
     yield f"| --- |{' ---: |' * (len(heads) - 1)}"
     least: Size | None = None
     for name, settings in SIZES.items():
-        size = measured(settings, effort)
+        size = measure_size(settings, effort)
         least = least or size
-        yield f"| {' | '.join([name, f'{size.minute:.3f}', cost_of_further(size, least), *size.cells])} |"
+        yield f"| {' | '.join([name, f'{size.minute:.3f}', compute_cost_per_device(size, least), *size.cells])} |"
 
 
-def calls_by_second(folder: Path, count: int) -> Iterator[dict[str, int]]:
+def count_calls(folder: Path, count: int) -> Iterator[dict[str, int]]:
     """Yield the calls of each of the next `count` seconds."""
-    counted = mock(folder)
+    counted = build_mock(folder)
     before, due = counted.calls(), time.monotonic()
     for _ in range(count):
         due += 1
@@ -162,17 +173,20 @@ def calls_by_second(folder: Path, count: int) -> Iterator[dict[str, int]]:
         before = now
 
 
-def driver_of_daemon(effort: Effort) -> Iterator[str]:
+def measure_driver(effort: Effort) -> Iterator[str]:
     """Measure how long the driver is busy for the daemon; return the rows."""
     busy: list[float] = []
     durations: list[float] = []
-    with sleepers(DRIVER_GPUS * PROCESSES_PER_GPU) as pids, daemon(pids, gpus=DRIVER_GPUS, **realistic()) as it:
+    with (
+        start_sleepers(DRIVER_GPUS * PROCESSES_PER_GPU) as pids,
+        run_daemon(pids, gpus=DRIVER_GPUS, **make_realistic_settings()) as daemon,
+    ):
         time.sleep(effort.settle)
-        began = samples(page(it.port), "gpuwarden_poll_timestamp_seconds")[0]
+        began = parse_samples(read_page(daemon.port), "gpuwarden_poll_timestamp_seconds")[0]
         time.sleep((began + 0.6 - time.time()) % 1)  # so that each of our seconds holds one whole poll
-        for calls in calls_by_second(it.folder, effort.driver):
-            busy.append(driver_seconds(calls))
-            durations += samples(page(it.port), POLL)
+        for calls in count_calls(daemon.folder, effort.driver):
+            busy.append(compute_driver_seconds(calls))
+            durations += parse_samples(read_page(daemon.port), POLL)
     rows = {"gpuwarden, a poll by its own clock": durations, "gpuwarden, all calls of a second, by their delays": busy}
     for name, found in rows.items():
         met = "yes" if max(found) <= DRIVER_BAR else "**no**"
@@ -185,12 +199,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke run of some seconds; its figures mean nothing")
     chosen = parser.parse_args()
     effort = QUICK if chosen.quick else FULL
-    print(f"The mock driver, {PROCESSES_PER_GPU} processes a GPU, a poll a second; {conditions()}.\n")
-    for row in sizes(effort):
+    print(f"The mock driver, {PROCESSES_PER_GPU} processes a GPU, a poll a second; {describe_conditions()}.\n")
+    for row in print_sizes(effort):
         print(row, flush=True)
     print(f"\n{DRIVER_GPUS} GPUs with the delays of a driver, one call at a time.\n")
     print("| the driver is busy for | mean ms | worst ms | at most | met |\n| --- | ---: | ---: | ---: | --- |")
-    for row in driver_of_daemon(effort):
+    for row in measure_driver(effort):
         print(row, flush=True)
 
 

@@ -43,7 +43,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def page(port: int) -> bytes:
+def read_page(port: int) -> bytes:
     """Return the scrape; empty without an answer."""
     try:
         return fetch(connect(port))
@@ -54,24 +54,24 @@ def page(port: int) -> bytes:
 def wait_for(port: int, is_full: Callable[[bytes], bool], log: Path) -> None:
     """Wait until a scrape is as wanted."""
     end = time.monotonic() + TIMEOUT_SECONDS
-    while not is_full(shown := page(port)):
+    while not is_full(shown := read_page(port)):
         if time.monotonic() > end:
             raise TimeoutError(f"the page of {len(shown)} bytes does not become full:\n{log.read_text()[-2000:]}")
         time.sleep(0.005)
 
 
-def samples(text: bytes, name: str, label: str = "") -> list[float]:
+def parse_samples(text: bytes, name: str, label: str = "") -> list[float]:
     """Return the values of the samples of a family, of those with `label` (such as `type="compute"`) if it is given."""
     found = re.finditer(rf"^{name}(?:\{{(.*)\}})? (\S+)".encode(), text, re.MULTILINE)
     return [float(each[2]) for each in found if label.encode() in (each[1] or b"")]
 
 
-def series(text: bytes) -> int:
+def count_samples(text: bytes) -> int:
     """Return the number of samples in a scrape."""
     return sum(not line.startswith(b"#") for line in text.splitlines())
 
 
-def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
+def compute_percentiles(seconds: Sequence[float]) -> tuple[float, float]:
     """Return p50 and p99, in milliseconds. Of few values p99 is close to the longest."""
     found = quantiles(seconds, n=100, method="inclusive")
     return found[49] * 1e3, found[98] * 1e3

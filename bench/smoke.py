@@ -16,14 +16,14 @@ WITHOUT_QUICK = {  # the shortest form of the benchmarks that have no --quick
 }
 
 
-def short_forms() -> dict[str, list[str]]:
+def list_short_arguments() -> dict[str, list[str]]:
     """Return each benchmark's arguments for its shortest run, by file name."""
     quick = [path.name for path in HERE.glob("*.py") if '"--quick"' in path.read_text(encoding="utf-8")]
     forms = WITHOUT_QUICK | {name: ["--quick"] for name in quick if name != Path(__file__).name}
     return dict(sorted(forms.items()))
 
 
-def problem_of(name: str, arguments: list[str]) -> str | None:
+def find_problem(name: str, arguments: list[str]) -> str | None:
     """Run a benchmark; return its problem, or None."""
     command = [sys.executable, str(HERE / name), *arguments]
     try:
@@ -39,9 +39,9 @@ def problem_of(name: str, arguments: list[str]) -> str | None:
 def main() -> int:
     """Run all of them."""
     failed = 0
-    for name, arguments in short_forms().items():
+    for name, arguments in list_short_arguments().items():
         begin = time.monotonic()
-        problem = problem_of(name, arguments)
+        problem = find_problem(name, arguments)
         print(f"{name}: {problem or 'ok'} ({time.monotonic() - begin:.0f} s)", flush=True)
         failed += problem is not None
     return 1 if failed else 0

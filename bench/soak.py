@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import mean
 
 from churn import GPUS
-from mocked import environment, mock
-from programs import conditions, memory, open_files, threads
-from scraping import PLAIN, PROMETHEUS, Connection, connect, fetch, page
+from mocked import build_mock, make_environment
+from programs import count_open_files, count_threads, describe_conditions, read_memory
+from scraping import PLAIN, PROMETHEUS, Connection, connect, fetch, read_page
 
 HERE = Path(__file__).parent
 ROWS = 30
@@ -64,11 +64,11 @@ REST_TOLERANCES = Resources(resident=float("inf"), anonymous=float("inf"), files
 
 def read_resources(pid: int) -> Resources:
     """Read the daemon's resources."""
-    sizes = memory(pid)
-    return Resources(sizes["Rss"] / 1024, sizes["Anonymous"] / 1024, open_files(pid), threads(pid))
+    sizes = read_memory(pid)
+    return Resources(sizes["Rss"] / 1024, sizes["Anonymous"] / 1024, count_open_files(pid), count_threads(pid))
 
 
-def growth(samples: Sequence[Resources]) -> Resources:
+def compute_growth(samples: Sequence[Resources]) -> Resources:
     """Return by how much the mean of the last third of the samples exceeds that of the first."""
     third = max(1, len(samples) // 3)
 
@@ -130,11 +130,11 @@ class Daemon:
 
 
 @contextmanager
-def daemon(folder: Path) -> Iterator[Daemon]:
+def run_daemon(folder: Path) -> Iterator[Daemon]:
     """Run the daemon, from its first scrape on."""
     log = folder / "log"
     control = {"MOCK_NVML_CONTROL": str(folder / "mock-nvml.control")}
-    env = {**environment(folder, gpus=GPUS), **control, "MALLOC_ARENA_MAX": "1"}  # as the systemd unit has it
+    env = {**make_environment(folder, gpus=GPUS), **control, "MALLOC_ARENA_MAX": "1"}  # as the systemd unit has it
     command = [sys.executable, str(HERE / "fast_daemon.py"), str(folder)]
     with log.open("wb") as output, subprocess.Popen(command, env=env, stdout=-1, stderr=output, text=True) as started:
         assert started.stdout is not None
@@ -150,7 +150,7 @@ def daemon(folder: Path) -> Iterator[Daemon]:
 
 
 @contextmanager
-def churn(folder: Path) -> Iterator[None]:
+def run_churn(folder: Path) -> Iterator[None]:
     """Run jobs and faults while the context lasts."""
     with subprocess.Popen([sys.executable, str(HERE / "churn.py"), str(folder)], stdin=-1) as started:
         yield
@@ -160,7 +160,7 @@ def churn(folder: Path) -> Iterator[None]:
             raise RuntimeError(f"the churn ended with status {started.returncode}")
 
 
-def row(minutes: float, hours: float, held: Resources) -> str:
+def print_row(minutes: float, hours: float, held: Resources) -> str:
     """Print one line of the table."""
     return (
         f"| {minutes:.1f} | {hours:.3f} | {held.resident:.2f} | {held.anonymous:.2f} | {held.files} | {held.threads} |"
@@ -171,29 +171,29 @@ def soak(minutes: float, tolerances: Resources) -> list[str]:
     """Soak and print; return the problems."""
     with tempfile.TemporaryDirectory(prefix="gpuwarden-soak-") as name:
         folder = Path(name)
-        counted = mock(folder)
-        with daemon(folder) as it:
+        counted = build_mock(folder)
+        with run_daemon(folder) as daemon:
             time.sleep(REST_SECONDS)
-            page(it.port)  # so that a page and its connection have been there before
-            rest, client = read_resources(it.pid), Client(it.port)
+            read_page(daemon.port)  # so that a page and its connection have been there before
+            rest, client = read_resources(daemon.pid), Client(daemon.port)
             samples: list[Resources] = []
             began, step = time.monotonic(), minutes * 60 / ROWS
             before = counted.calls()[ONCE_A_POLL]
-            with churn(folder):
+            with run_churn(folder):
                 while len(samples) < ROWS:
                     while time.monotonic() < began + step * (len(samples) + 1):
                         time.sleep(SCRAPE_SECONDS)
                         client.request()
-                    samples.append(read_resources(it.pid))
+                    samples.append(read_resources(daemon.pid))
                     polls = counted.calls()[ONCE_A_POLL] - before
-                    print(row((time.monotonic() - began) / 60, polls / 3600, samples[-1]), flush=True)
+                    print(print_row((time.monotonic() - began) / 60, polls / 3600, samples[-1]), flush=True)
             client.close()
             time.sleep(REST_SECONDS)
-            page(it.port)
-            ended = read_resources(it.pid)
-            logged = it.log.read_text(encoding="utf-8", errors="replace")
+            read_page(daemon.port)
+            ended = read_resources(daemon.pid)
+            logged = daemon.log.read_text(encoding="utf-8", errors="replace")
     left = Resources(*(getattr(ended, each) - getattr(rest, each) for each in KINDS))
-    grown = growth(samples[len(samples) // 4 :])
+    grown = compute_growth(samples[len(samples) // 4 :])
     print(f"\n{client.requests} pages, {len(client.failures)} failed.")
     for when, held in {"Last third less first": grown, "At rest, before": rest, "At rest, after": ended}.items():
         print(f"{when}: {', '.join(f'{name} {getattr(held, name):.2f}' for name in KINDS)}.")
@@ -212,7 +212,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=15, help="how long; 15 are a day of the daemon's")
     parser.add_argument("--quick", action="store_true", help="a smoke run of some seconds; it finds no leak")
     chosen = parser.parse_args()
-    print(f"{GPUS} GPUs of the mock driver, a poll every 10 ms; {conditions()}.\n")
+    print(f"{GPUS} GPUs of the mock driver, a poll every 10 ms; {describe_conditions()}.\n")
     print("| minutes | hours by polls | resident MiB | anonymous MiB | open files | threads |")
     print("| ---: | ---: | ---: | ---: | ---: | ---: |")
     wrong = soak(0.1, SMOKE_TOLERANCES) if chosen.quick else soak(chosen.minutes, TOLERANCES)

@@ -208,19 +208,19 @@ class ScriptedProcess:
         return self._in_use + (self._target - self._in_use) * min(share, 1.0)
 
     @property
-    def _high(self) -> float:
+    def _highest(self) -> float:
         """Highest bytes in use so far."""
         self._most = max(self._most, self._current + self._peak)
         return self._most
 
     @property
     def _pool(self) -> int:
-        return self.job.pool or -(-int(self._high) // _PIECE) * _PIECE
+        return self.job.pool or -(-int(self._highest) // _PIECE) * _PIECE
 
     @property
     def _memory(self) -> dict[str, DeviceMemory]:
         reserved = self._pool if self.job.reports_reserved else None
-        each = DeviceMemory(int(self._current), int(self._high), self.job.limit, reserved)
+        each = DeviceMemory(int(self._current), int(self._highest), self.job.limit, reserved)
         return {f"GPU:{n}": each for n in range(len(self._uuids))}
 
     def _report(self) -> Report:

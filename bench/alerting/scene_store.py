@@ -15,7 +15,7 @@ from unittest import mock
 
 import backfill
 from history import BEGIN, Clock
-from scenes import Scene, pages
+from scenes import Scene, scrape_scene
 
 from gpuwarden.gpu.call_pool import CallPool
 from gpuwarden.host.call_thread import settle
@@ -44,7 +44,7 @@ class SceneStore:
 
     async def _run(self, instance: str, scene: Scene, clock: Clock) -> None:
         target, names, day = f'job="gpuwarden",instance="{instance}"', backfill.names(), scene.first // DAY_SECONDS
-        async for at, page in pages(scene, clock, self.step, names):
+        async for at, page in scrape_scene(scene, clock, self.step, names):
             if clock.now // DAY_SECONDS > day:  # else all of it would have to be in memory
                 day += 1
                 self._store()
@@ -56,7 +56,7 @@ class SceneStore:
         self._lines = []
 
     @contextmanager
-    def served(self) -> Iterator[str]:
+    def serve(self) -> Iterator[str]:
         """Serve the scrapes and what the recording rules make of them; yield the Prometheus' URL."""
         if self._lines:
             self._store()
@@ -89,6 +89,6 @@ def fired_alerts(scenes: Mapping[str, Scene], step: float) -> dict[str, list[bac
         store = SceneStore(Path(folder), step)
         for instance, scene in scenes.items():
             store.add(instance, scene)
-        with store.served() as url:
+        with store.serve() as url:
             found = store.episodes(url)
     return {name: [each for each in found if each.labels.get("instance") == name] for name in scenes}

@@ -55,7 +55,7 @@ def incident(name: str, happens: str, scene: Callable[[], Scene], *fires: str) -
     return Incident(name, happens, scene, frozenset(fires))
 
 
-async def pages(
+async def scrape_scene(
     scene: Scene, clock: Clock, step: float, names: frozenset[str]
 ) -> AsyncIterator[tuple[float, str | None]]:
     """Run a scene; yield the Unix time of each scrape and the families of these names, None without an answer."""
@@ -70,7 +70,7 @@ async def pages(
         clock.now += step
 
 
-def training(
+def make_training(
     seconds: float,
     *,
     begin: float = 0.0,
@@ -86,21 +86,21 @@ def training(
 ) -> Job:
     """Return a usual run: imports, data, a compilation, and steps for that long; memory in GiB. More acts follow."""
     low, high = (each * GIB for each in memory)
-    acts = [*start(low), steps(seconds - START, load, (low, high), peak * GIB), *then]
+    acts = [*make_start(low), make_steps(seconds - START, load, (low, high), peak * GIB), *then]
     return Job(begin, acts, gpus, name, uid=uid, pool=pool, ending=ending)
 
 
 START = 60.0  # seconds of a run before its first step
 
 
-def start(memory: float) -> Iterator[Act]:
+def make_start(memory: float) -> Iterator[Act]:
     """Return the acts of a run before its first step."""
     yield Act(10, NO_LOAD)
     yield Act(30, FEEDING, memory=(memory / 2, memory))
     yield Act(20, Load(0.28, 0.1, 0.4), "train")
 
 
-def steps(
+def make_steps(
     seconds: float,
     load: Load = BUSY,
     memory: tuple[float, float] | None = None,
@@ -116,6 +116,6 @@ def steps(
     return Act(seconds, load, phase, memory, peak, step, waits, epoch=epoch, batch=batch)
 
 
-def at(seconds: float, event: Event) -> tuple[float, Event]:
+def schedule(seconds: float, event: Event) -> tuple[float, Event]:
     """Let something happen after so many seconds."""
     return seconds, event

@@ -55,7 +55,7 @@ class RoomBoard(Board):
         super().__init__(rng, slot=slot)
         self.processes = processes
 
-    def block(self, cooling: float) -> None:
+    def block_cooling(self, cooling: float) -> None:
         """Let it lose only that part of its heat."""
         self._resistance /= cooling
 
@@ -76,7 +76,7 @@ class ScriptedBox(ScriptedSimulation):
         self._ended: list[ScriptedProcess] = []
         rng = random.Random(seed)  # noqa: S311 - a simulation, no secret
         self.boards = [
-            RoomBoard(random.Random(rng.random()), slot=index, processes=partial(self._held_on, index))  # noqa: S311 - likewise
+            RoomBoard(random.Random(rng.random()), slot=index, processes=partial(self._memory_on, index))  # noqa: S311 - likewise
             for index in range(gpus)
         ]
         self._scripts: list[dict[str, Answer]] = [{_GENERATION: partial(_generation, board)} for board in self.boards]
@@ -126,13 +126,13 @@ class ScriptedBox(ScriptedSimulation):
             if each.job.ending.killed_for_memory:
                 self.log(f"Out of memory: Killed process {each.peer.pid} (python) total-vm:9kB")
         for index, board in enumerate(self.boards):
-            board.advance(seconds, _combined_load([process.load for process in self._on(index)]))
+            board.advance(seconds, _combined_load([process.load for process in self._processes_on(index)]))
 
-    def _on(self, index: int) -> list[ScriptedProcess]:
+    def _processes_on(self, index: int) -> list[ScriptedProcess]:
         return [each for each in self.processes if index in each.job.gpus]
 
-    def _held_on(self, index: int) -> list[tuple[int, int]]:
-        return [(each.peer.pid, memory) for each in self._on(index) if (memory := each.memory) is not None]
+    def _memory_on(self, index: int) -> list[tuple[int, int]]:
+        return [(each.peer.pid, memory) for each in self._processes_on(index) if (memory := each.memory) is not None]
 
     def connect_runs(self) -> None:
         """Connect the processes to a new daemon, which knows nothing of those that ended before."""
@@ -220,7 +220,7 @@ class WatchedBox:
             for peer, status in self.box.statuses:  # the daemon gets them from pidfds
                 self._daemon.pipeline.registry.exited(peer, self._clock.now, status)
             self.box.statuses.clear()
-            self._page = self._exposition.render(_readings_of(read_tables(state), names)).text.decode()
+            self._page = self._exposition.render(_select_readings(read_tables(state), names)).text.decode()
         return self._page
 
 
@@ -250,7 +250,7 @@ def _combined_load(loads: Sequence[Load]) -> Load:
     )
 
 
-def _readings_of(tables: Iterable[TableReadings], names: frozenset[str]) -> Iterator[TableReadings]:
+def _select_readings(tables: Iterable[TableReadings], names: frozenset[str]) -> Iterator[TableReadings]:
     """Remove the readings of unwanted names; a histogram stays if any of its samples is wanted."""
     for table, subjects in tables:
         rows = _rows(names)[table]

@@ -7,17 +7,17 @@ from typing import Any
 import tensorflow as tf
 from training_run import (
     FEATURES,
-    compiled,
+    compile_model,
     compiled_step,
     eager_step,
     fit,
     layers,
     main,
+    make_repeated_batches,
+    make_steady_stream,
+    make_watch,
     preallocate,
-    repeated,
     reserve,
-    steady,
-    watched,
 )
 
 from gpuwarden.keras import keras
@@ -29,16 +29,16 @@ def batch_second_fit(*, cause: bool) -> None:
     """A second fit has a batch 128 times as large."""
     reserve()
     stack = [layers.Dense(width, activation="relu") for _ in range(6) for width in (2048, 16)]
-    model = compiled(layers.Input((FEATURES,)), *stack, layers.Dense(1))
-    fit(model, steady(64, 60), epochs=4)
-    fit(model, steady(8192 if cause else 128, 20), epochs=2)
+    model = compile_model(layers.Input((FEATURES,)), *stack, layers.Dense(1))
+    fit(model, make_steady_stream(64, 60), epochs=4)
+    fit(model, make_steady_stream(8192 if cause else 128, 20), epochs=2)
 
 
 @training("batch_too_large")
 def batch_own_loop(*, cause: bool) -> None:
     """Activations of 188 MiB, twice, in a custom loop, in a pool that grows."""
     size = 12_000 if cause else 500
-    with watched("batch_own_loop") as run:
+    with make_watch("batch_own_loop") as run:
         weights = tf.Variable(tf.ones((FEATURES, 4096)) / FEATURES)
         for _ in range(100):
             eager_step(weights, size)
@@ -50,9 +50,9 @@ def batch_limited(*, cause: bool) -> None:
     """Images, 128 a batch where 4 fit, under the allocator's own limit."""
     reserve()
     stack = [layers.Conv2D(16, 3, padding="same", activation="relu") for _ in range(4)]
-    model = compiled(layers.Input((96, 96, 3)), *stack, layers.GlobalAveragePooling2D(), layers.Dense(1))
+    model = compile_model(layers.Input((96, 96, 3)), *stack, layers.GlobalAveragePooling2D(), layers.Dense(1))
     size = 128 if cause else 4
-    fit(model, repeated(30, (size, 96, 96, 3), (size, 1)))
+    fit(model, make_repeated_batches(30, (size, 96, 96, 3), (size, 1)))
 
 
 @training("batch_too_large", advises=BATCH, exits_at_once=True)
@@ -69,7 +69,7 @@ def xla_step(*, cause: bool) -> None:
         weights.assign_sub(0.01 * tape.gradient(loss, weights))
 
     size = 12_000 if cause else 64
-    with watched("xla_step") as run:
+    with make_watch("xla_step") as run:
         for _ in range(30):
             step(tf.ones((size, FEATURES)))
             run.step(batch_size=size)
@@ -89,7 +89,7 @@ def contrastive(*, cause: bool) -> None:
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(pairs, similar))
 
     step = compiled_step(model, keras.optimizers.Adam(), loss)
-    with watched("contrastive") as run:
+    with make_watch("contrastive") as run:
         for size, steps in ((256, 120), (4096 if cause else 384, 20)):
             for _ in range(steps):
                 step(tf.random.normal((size, 48)), tf.random.normal((size, 48)))
@@ -107,12 +107,12 @@ def finetuned(*, cause: bool) -> None:
         body.add(layers.Activation("swish"))
     body.add(layers.GlobalMaxPooling2D())
     body.trainable = False
-    model = compiled(layers.Input((64, 64, 3)), body, layers.Dense(8))
-    fit(model, repeated(15, (96, 64, 64, 3), (96, 8)), epochs=2)
+    model = compile_model(layers.Input((64, 64, 3)), body, layers.Dense(8))
+    fit(model, make_repeated_batches(15, (96, 64, 64, 3), (96, 8)), epochs=2)
     body.trainable = True
     model.compile(optimizer=keras.optimizers.Adam(1e-5), loss="mse")
     size = 96 if cause else 8
-    fit(model, repeated(15, (size, 64, 64, 3), (size, 8)))
+    fit(model, make_repeated_batches(15, (size, 64, 64, 3), (size, 8)))
 
 
 if __name__ == "__main__":

@@ -14,17 +14,17 @@ import tensorflow as tf
 from training_run import (
     FEATURES,
     Hooks,
-    callback,
-    dense,
-    device,
+    allocate_tensor,
     eager_step,
     fit,
+    get_device,
     main,
+    make_callback,
+    make_dense_model,
+    make_steady_stream,
+    make_stream,
+    make_watch,
     reserve,
-    steady,
-    stream,
-    tensor,
-    watched,
 )
 
 from gpuwarden.keras import keras
@@ -38,8 +38,8 @@ HELD: list[Any] = []
 def late_optimizer_slots() -> None:
     """Adam's slots appear in the middle, after SGD."""
     reserve()
-    model = dense(4096, features=1024)
-    data = steady(64, 40, features=1024)
+    model = make_dense_model(4096, features=1024)
+    data = make_steady_stream(64, 40, features=1024)
     fit(model, data, epochs=8)
     model.compile(optimizer="adam", loss="mse")
     fit(model, data, epochs=8)
@@ -59,7 +59,7 @@ def retracing() -> None:
         weights = model.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
-    with watched("retracing") as run:
+    with make_watch("retracing") as run:
         for epoch in run.epochs(24):
             x = tf.ones((200 + 8 * (epoch * 5 % 24), FEATURES))
             for _ in range(50):
@@ -73,7 +73,11 @@ def bucketed_lengths() -> None:
     """Batches of five sizes at random."""
     reserve()
     random = np.random.default_rng(3)
-    fit(dense(1024, optimizer="adam"), stream(lambda: iter(random.choice([64, 128, 256, 512, 1024], 60))), epochs=20)
+    fit(
+        make_dense_model(1024, optimizer="adam"),
+        make_stream(lambda: iter(random.choice([64, 128, 256, 512, 1024], 60))),
+        epochs=20,
+    )
 
 
 @training()
@@ -81,30 +85,30 @@ def longer_and_longer() -> None:
     """Batches grow within each epoch."""
     reserve()
     sizes = np.linspace(64, 1024, 60).astype(int)
-    fit(dense(1024), stream(lambda: iter(sizes)), epochs=18)
+    fit(make_dense_model(1024), make_stream(lambda: iter(sizes)), epochs=18)
 
 
 @training()
 def sawtooth_over_epochs() -> None:
     """Memory is freed in every fifth epoch."""
     reserve()
-    keep = Hooks(on_epoch_end=lambda epoch: HELD.append(tensor(20)) if epoch % 5 < 4 else HELD.clear())
-    fit(dense(1024), steady(256, 40), keep, epochs=32)
+    keep = Hooks(on_epoch_end=lambda epoch: HELD.append(allocate_tensor(20)) if epoch % 5 < 4 else HELD.clear())
+    fit(make_dense_model(1024), make_steady_stream(256, 40), keep, epochs=32)
 
 
 @training(pace="default")
 def nearly_full() -> None:
     """95 % is in use all the time, in a preallocated pool."""
     reserve()
-    HELD.append(tensor(int(device().held()[os.getpid()] / MIB) - 16 - 24))
-    fit(dense(1024), steady(256, 60), epochs=16)
+    HELD.append(allocate_tensor(int(get_device().held()[os.getpid()] / MIB) - 16 - 24))
+    fit(make_dense_model(1024), make_steady_stream(256, 60), epochs=16)
 
 
 @training()
 def cache_of_the_first_epoch() -> None:
     """tf.data's cache of 60 MiB fills in the first epoch."""
     reserve()
-    fit(dense(512, features=512), steady(256, 120, features=512).cache(), epochs=10)
+    fit(make_dense_model(512, features=512), make_steady_stream(256, 120, features=512).cache(), epochs=10)
 
 
 @training()
@@ -117,12 +121,12 @@ def least_recently_used() -> None:
     def read(_: int) -> None:
         key = int(random.zipf(1.6)) % 400
         if key not in cache:
-            cache[key] = tensor(0.5)
+            cache[key] = allocate_tensor(0.5)
         cache.move_to_end(key)
         if len(cache) > 60:
             cache.popitem(last=False)
 
-    fit(dense(1024), steady(256, 60), Hooks(on_train_batch_end=read), epochs=20)
+    fit(make_dense_model(1024), make_steady_stream(256, 60), Hooks(on_train_batch_end=read), epochs=20)
 
 
 @training()
@@ -130,8 +134,8 @@ def folds_eagerly() -> None:
     """12 models of a cross-validation run eagerly, and each is freed before the next."""
     reserve()
     for _ in range(12):
-        model = dense(1536, features=1024, run_eagerly=True)
-        fit(model, steady(32, 40, features=1024), epochs=2)
+        model = make_dense_model(1536, features=1024, run_eagerly=True)
+        fit(model, make_steady_stream(32, 40, features=1024), epochs=2)
         del model
         keras.backend.clear_session()
         gc.collect()
@@ -141,28 +145,28 @@ def folds_eagerly() -> None:
 def turns() -> None:
     """Fit, evaluate, predict, 12 times."""
     reserve()
-    model = dense(1024, optimizer="adam")
+    model = make_dense_model(1024, optimizer="adam")
     for _ in range(12):
-        fit(model, steady(256, 60))
-        model.evaluate(steady(512, 20), verbose=0, callbacks=[callback()])
-        model.predict(steady(1024, 10).map(lambda x, _: x), verbose=0, callbacks=[callback()])
+        fit(model, make_steady_stream(256, 60))
+        model.evaluate(make_steady_stream(512, 20), verbose=0, callbacks=[make_callback()])
+        model.predict(make_steady_stream(1024, 10).map(lambda x, _: x), verbose=0, callbacks=[make_callback()])
 
 
 @training()
 def warm_up_of_batches() -> None:
     """Batches double through the first third, as planned."""
     reserve()
-    model = dense(2048)
+    model = make_dense_model(2048)
     for size in (32, 64, 128, 256, 512):
-        fit(model, steady(size, 50))
-    fit(model, steady(1024, 50), epochs=12)
+        fit(model, make_steady_stream(size, 50))
+    fit(model, make_steady_stream(1024, 50), epochs=12)
 
 
 @training(pace="default")
 def own_loop() -> None:
     """A custom loop without epochs, in a pool that grows."""
     weights = tf.Variable(tf.ones((FEATURES, 2048)) / FEATURES)
-    with watched("own_loop") as run:
+    with make_watch("own_loop") as run:
         for _ in range(1400):
             eager_step(weights, 256)
             time.sleep(0.006)
@@ -185,7 +189,7 @@ def shuffling_buffer() -> None:
                 buffer[0] = np.ones(MIB // 16)
             yield 256
 
-    fit(dense(1024), stream(sizes, pause=0.008), epochs=1)
+    fit(make_dense_model(1024), make_stream(sizes, pause=0.008), epochs=1)
 
 
 @training()
@@ -200,7 +204,7 @@ def garbage_in_cycles() -> None:
         if batch % 100 == 99:
             gc.collect()
 
-    fit(dense(512), steady(128, 300), Hooks(on_train_batch_end=litter), epochs=5)
+    fit(make_dense_model(512), make_steady_stream(128, 300), Hooks(on_train_batch_end=litter), epochs=5)
 
 
 @training()
@@ -209,9 +213,9 @@ def replay_memory() -> None:
     reserve()
     buffer: deque[Any] = deque(maxlen=300)
     weights = tf.Variable(tf.ones((FEATURES, 1024)) / FEATURES)
-    with watched("replay_memory") as run:
+    with make_watch("replay_memory") as run:
         for step in range(1300):
-            buffer.append(tensor(0.25) if step < 300 or step % 2 else buffer[0])
+            buffer.append(allocate_tensor(0.25) if step < 300 or step % 2 else buffer[0])
             eager_step(weights, 256)
             time.sleep(0.006)
             run.step(batch_size=256)

@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from training_run import FEATURES, Hooks, compiled, dense, fit, layers, main, reserve, steady
+from training_run import (
+    FEATURES,
+    Hooks,
+    compile_model,
+    fit,
+    layers,
+    main,
+    make_dense_model,
+    make_steady_stream,
+    reserve,
+)
 
 from gpuwarden.keras import keras
 from labels import training
@@ -23,7 +33,7 @@ def input_later(*, cause: bool) -> None:
         many = tf.zeros((tf.where(index == 250, 40_000 if cause else 2, 2), tf.shape(x)[0], FEATURES)) + x
         return tf.reduce_max(many, axis=0), y
 
-    fit(dense(512), steady(128, 300, pause=0.01).enumerate().map(augmented))
+    fit(make_dense_model(512), make_steady_stream(128, 300, pause=0.01).enumerate().map(augmented))
 
 
 class Images(keras.utils.PyDataset):  # type: ignore[misc] # Keras ships no types
@@ -47,7 +57,7 @@ class Images(keras.utils.PyDataset):  # type: ignore[misc] # Keras ships no type
 def input_pydataset(*, cause: bool) -> None:
     """A PyDataset requests terabytes from NumPy."""
     reserve()
-    fit(dense(512), Images(cause=cause), shuffle=False)
+    fit(make_dense_model(512), Images(cause=cause), shuffle=False)
 
 
 # github.com/tensorflow/tensorflow/issues/33516
@@ -61,7 +71,7 @@ def parallel_decoding(*, cause: bool) -> None:
 
     pictures = tf.data.Dataset.range(2000).map(decode, num_parallel_calls=64 if cause else 2)
     data = pictures.map(lambda x: (x[::16, ::16], tf.zeros((1,)))).batch(8).take(30)
-    model = compiled(layers.Input((32, 64, 3)), layers.Flatten(), layers.Dense(1), optimizer="sgd")
+    model = compile_model(layers.Input((32, 64, 3)), layers.Flatten(), layers.Dense(1), optimizer="sgd")
     fit(model, data, Hooks(on_train_batch_end=lambda batch: time.sleep(6 if batch == 15 else 0.02)))
 
 
@@ -77,7 +87,7 @@ def two_buffers(*, cause: bool) -> None:
     train = tf.data.Dataset.range(400).map(read).shuffle(80).repeat()
     held_out = tf.data.Dataset.range(400).map(read)
     held_out = held_out.shuffle(80) if cause else held_out
-    model = compiled(layers.Input((96, 128)), layers.AveragePooling1D(8), layers.Flatten(), layers.Dense(1))
+    model = compile_model(layers.Input((96, 128)), layers.AveragePooling1D(8), layers.Flatten(), layers.Dense(1))
     fit(model, train, epochs=2, steps_per_epoch=150, validation_data=held_out, validation_steps=20)
 
 

@@ -16,22 +16,22 @@ from training_run import (
     FEATURES,
     Hooks,
     Pace,
-    callback,
-    compiled,
+    compile_model,
     compiled_step,
     custom_loop,
-    dense,
     fit,
     layers,
     main,
+    make_callback,
+    make_dense_model,
+    make_repeated_batches,
+    make_steady_stream,
+    make_stream,
+    make_tower,
+    make_watch,
     preallocate,
     print_growing,
-    repeated,
     reserve,
-    steady,
-    stream,
-    tower,
-    watched,
 )
 
 from gpuwarden.keras import keras
@@ -66,7 +66,7 @@ def untuned(data: Any) -> Any:
 def paced_step(*, cause: bool) -> None:
     """Embeddings of the same signals are collected after each step, in Keras's fit."""
     preallocate()
-    model = dense(512)
+    model = make_dense_model(512)
     embed = keras.Model(model.inputs, model.layers[0].output)
     signals, pace = tf.ones((512, FEATURES)), Pace(0.25)
     embeddings: list[Any] = []
@@ -91,7 +91,7 @@ def paced_losses(*, cause: bool) -> None:
     first = tf.Variable(random.normal(0, 0.1, (FEATURES, 512)).astype("float32"))
     second = tf.Variable(random.normal(0, 0.1, (512, 1)).astype("float32"))
     pace, losses = Pace(0.2), []
-    with watched("paced_losses") as run:
+    with make_watch("paced_losses") as run:
         for _ in range(225):
             workspace()
             batch = tf.constant(random.normal(0, 1, (384, FEATURES)).astype("float32"))
@@ -135,7 +135,7 @@ def paced_activations(*, cause: bool) -> None:
 def paced_weights(*, cause: bool) -> None:
     """All weights and the optimizer's state are copied every third epoch."""
     preallocate()
-    model = dense(1024, depth=2, features=256, optimizer="adam")
+    model = make_dense_model(1024, depth=2, features=256, optimizer="adam")
     pace = Pace(0.25)
     copies: list[Any] = []
 
@@ -158,7 +158,7 @@ def paced_variables(*, cause: bool) -> None:
     features, target = tf.ones((32, 448)), tf.zeros((32, 448))
     heads: list[Any] = []
     pace = Pace(0.25)
-    with watched("paced_variables") as run:
+    with make_watch("paced_variables") as run:
         for step in range(165):
             workspace()
             if step % 2 == 0:
@@ -179,7 +179,7 @@ def paced_sawtooth(*, cause: bool) -> None:
     """A little of each step is kept, next to a sawtooth of 60 MiB that is freed with the epoch."""
     preallocate()
     stack = [layers.Embedding(4000, 64), layers.Flatten(), layers.Dense(128, activation="tanh"), layers.Dense(1)]
-    model = compiled(layers.Input((24,), dtype="int32"), *stack)
+    model = compile_model(layers.Input((24,), dtype="int32"), *stack)
     report: list[Any] = []
     kept: list[Any] = []
     pace = Pace(0.24)
@@ -202,7 +202,7 @@ def paced_late(*, cause: bool) -> None:
     preallocate()
     side = 20
     stack = [layers.AveragePooling2D(2), layers.Flatten(), layers.Dense(256, activation="elu"), layers.Dense(1)]
-    model = compiled(layers.Input((side, side, 3)), *stack)
+    model = compile_model(layers.Input((side, side, 3)), *stack)
     images, pace = tf.ones((128, side, side, 3)), Pace(0.2)
     hard: list[Any] = []
     epochs: list[int] = []
@@ -236,17 +236,17 @@ def paced_host(*, cause: bool) -> None:
                 kept[index, random.random()] = image
             yield 96
 
-    fit(dense(256), untuned(steady(96, 2)))
+    fit(make_dense_model(256), untuned(make_steady_stream(96, 2)))
     print_growing()
-    fit(dense(384, depth=2), untuned(stream(sizes, pause=0.0)), epochs=16)
+    fit(make_dense_model(384, depth=2), untuned(make_stream(sizes, pause=0.0)), epochs=16)
 
 
 @training("leak", advises=KEEP)
 def kept_outputs(*, cause: bool) -> None:
     """Validation keeps each batch's features on the device, after a training without fault."""
     preallocate()
-    with watched("kept_outputs") as run:
-        custom_loop(run, tower(1024, 2), keras.optimizers.SGD(0.01), 300)
+    with make_watch("kept_outputs") as run:
+        custom_loop(run, make_tower(1024, 2), keras.optimizers.SGD(0.01), 300)
         kept = []
         print_growing()
         with run.phase("validation"):
@@ -262,13 +262,13 @@ def predicted_masks(*, cause: bool) -> None:
     """predict() keeps 400 MiB of results on the device until its last batch."""
     preallocate()
     stack = [layers.SeparableConv2D(8, 3, padding="same", activation="relu") for _ in range(2)]
-    model = compiled(layers.Input((64, 64, 3)), *stack)
-    fit(model, repeated(60, (8, 64, 64, 3), (8, 64, 64, 8)), epochs=2)
+    model = compile_model(layers.Input((64, 64, 3)), *stack)
+    fit(model, make_repeated_batches(60, (8, 64, 64, 3), (8, 64, 64, 8)), epochs=2)
     print_growing()
     parts, steps = (1, 400) if cause else (10, 40)
     for _ in range(parts):
-        pictures = repeated(steps, (8, 64, 64, 3), (8,), pause=0.03).map(lambda x, _: x)
-        model.predict(pictures, verbose=0, callbacks=[callback()])
+        pictures = make_repeated_batches(steps, (8, 64, 64, 3), (8,), pause=0.03).map(lambda x, _: x)
+        model.predict(pictures, verbose=0, callbacks=[make_callback()])
 
 
 # github.com/tensorflow/tensorflow/issues/31842
@@ -287,7 +287,7 @@ def retraced(*, cause: bool) -> None:
 
     rows = tf.random.uniform((8192,), maxval=1024, dtype=tf.int32)  # 12 MiB of the table
     print_growing()
-    with watched("retraced") as run:
+    with make_watch("retraced") as run:
         for index in range(400):
             rate = 0.01 * 0.99**index
             step(rows, rate if cause else tf.constant(rate))
@@ -308,7 +308,7 @@ def exact_auc(*, cause: bool) -> None:
     )
     scores = labels = tf.zeros((0, 1, 32))
     print_growing()
-    with watched("exact_auc") as run:
+    with make_watch("exact_auc") as run:
         for index in range(260):
             user = tf.random.uniform((4096, 1), maxval=3000, dtype=tf.int32)
             item = tf.random.uniform((4096, 32), maxval=2000, dtype=tf.int32)

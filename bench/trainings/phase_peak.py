@@ -11,18 +11,18 @@ import tensorflow as tf
 from training_run import (
     FEATURES,
     Hooks,
-    compiled,
+    compile_model,
     compiled_step,
-    dense,
     fit,
     layers,
     main,
+    make_dense_model,
+    make_repeated_batches,
+    make_steady_stream,
+    make_stream,
+    make_tower,
+    make_watch,
     preallocate,
-    repeated,
-    steady,
-    stream,
-    tower,
-    watched,
 )
 
 from gpuwarden.keras import keras
@@ -32,21 +32,27 @@ from labels import BATCH, PARTS, training
 @training("phase_peak")
 def peak_late_validation(*, cause: bool) -> None:
     """Validation in every fourth epoch has a giant batch, in a pool that grows."""
-    data = steady(60_000 if cause else 256, 2)
-    fit(dense(2048, optimizer="adam"), steady(256, 60), epochs=8, validation_data=data, validation_freq=4)
+    data = make_steady_stream(60_000 if cause else 256, 2)
+    fit(
+        make_dense_model(2048, optimizer="adam"),
+        make_steady_stream(256, 60),
+        epochs=8,
+        validation_data=data,
+        validation_freq=4,
+    )
 
 
 @training("phase_peak", advises=BATCH)
 def large_evaluation(*, cause: bool) -> None:
     """Evaluation after training has a batch 1250 times as large, outside of the watch's steps."""
     preallocate()
-    model = tower(1024, 12)
+    model = make_tower(1024, 12)
     model.compile(optimizer="adam", loss="mse")
-    with watched("large_evaluation") as run:
+    with make_watch("large_evaluation") as run:
         for _ in range(80):
             model.train_on_batch(np.ones((32, FEATURES), "float32"), np.zeros((32, 1), "float32"))
             run.step(batch_size=32)
-        model.evaluate(stream(lambda: iter([40_000 if cause else 32] * 2)), verbose=0)
+        model.evaluate(make_stream(lambda: iter([40_000 if cause else 32] * 2)), verbose=0)
 
 
 # github.com/facebookresearch/fairseq/issues/1782
@@ -65,7 +71,7 @@ def long_recording(*, cause: bool) -> None:
     specs = tf.TensorSpec((None, 1)), tf.TensorSpec((1,))
     data = tf.data.Dataset.from_generator(recordings, output_signature=specs).padded_batch(8)
     stack = [layers.Conv1D(16, 9, padding="same", activation="relu") for _ in range(2)]
-    fit(compiled(layers.Input((None, 1)), *stack, layers.GlobalMaxPooling1D(), layers.Dense(1)), data)
+    fit(compile_model(layers.Input((None, 1)), *stack, layers.GlobalMaxPooling1D(), layers.Dense(1)), data)
 
 
 # github.com/akanimax/msg-gan-v1/issues/2
@@ -75,13 +81,13 @@ def samples(*, cause: bool) -> None:
     preallocate()
     stack = [layers.Conv2DTranspose(8, 3, strides=2, padding="same", activation="relu") for _ in range(2)]
     begin = [layers.Input((16,)), layers.Dense(8 * 8 * 16), layers.Reshape((8, 8, 16))]
-    decoder = compiled(*begin, *stack, layers.Conv2D(1, 1))
+    decoder = compile_model(*begin, *stack, layers.Conv2D(1, 1))
 
     def draw(epoch: int) -> None:
         drawn = decoder(tf.random.normal((12_000 if cause and epoch == 2 else 64, 16)))
         del drawn
 
-    fit(decoder, repeated(60, (32, 16), (32, 32, 32, 1)), Hooks(on_epoch_end=draw), epochs=4)
+    fit(decoder, make_repeated_batches(60, (32, 16), (32, 32, 32, 1)), Hooks(on_epoch_end=draw), epochs=4)
 
 
 @training("phase_peak", advises=PARTS + r"|shape|sparse")
@@ -100,7 +106,7 @@ def full_graph(*, cause: bool) -> None:
         links = tf.SparseTensor(tf.stack([rows, (rows + 1) % nodes], 1), tf.ones((nodes,)), (nodes, nodes))
         return tf.sparse.to_dense(links, validate_indices=False)
 
-    with watched("full_graph") as run:
+    with make_watch("full_graph") as run:
         for _ in range(240):
             step(tf.random.normal((256, 16)), matrix(256))
             time.sleep(0.005)

@@ -57,7 +57,7 @@ class SharedNvml:
         ]
 
 
-def configured(folder: Path, pace: str, context: int) -> Config:
+def make_config(folder: Path, pace: str, context: int) -> Config:
     """Return the default configuration, in its own folder; the device's contexts are smaller than a GPU's."""
     config = Config()
     poll = config.poll
@@ -75,7 +75,7 @@ def main() -> None:
     folder, pace = Path(sys.argv[1]), sys.argv[2]
     log_setup.configure("info")
     device = SharedDevice(folder / "device")
-    config = configured(folder, pace, context=int(sys.argv[3]) * MIB)
+    config = make_config(folder, pace, context=int(sys.argv[3]) * MIB)
     served = Daemon(config, Source("nvml", SharedNvml(device)))  # type: ignore[arg-type] # most of it by __getattr__
     asyncio.run(served.run(lambda: print(served.web.address[1], flush=True)))
 

@@ -36,22 +36,22 @@ _growing = threading.Event()  # set when the training begins to leak
 
 
 @cache
-def device() -> SharedDevice:
+def get_device() -> SharedDevice:
     """Return the device of this process."""
     return SharedDevice(Path(os.environ["SHARED_DEVICE"]))
 
 
-def callback() -> GpuWarden:
+def make_callback() -> GpuWarden:
     """Make the callback, which reports to the harness's daemon."""
     return GpuWarden(devices=_CPU, interval=_INTERVAL)
 
 
-def watched(name: str) -> Any:
+def make_watch(name: str) -> Any:
     """Make a watch() that reports to the harness's daemon."""
     return watch(name, devices=_CPU, interval=_INTERVAL, framework="tensorflow")
 
 
-def memory() -> dict[str, int]:
+def read_memory() -> dict[str, int]:
     """Return the allocator's bytes in use, now and at most."""
     return dict(tf.config.experimental.get_memory_info("CPU:0"))
 
@@ -60,9 +60,9 @@ def print_event(event: str, **facts: Any) -> None:
     """Print an event with the figures of the allocator and the device."""
     if event == "growing":
         _growing.set()
-    now = memory()
-    figures = {"current": now["current"], "peak": now["peak"], "free": device().free}
-    figures["held"] = device().held().get(os.getpid(), 0)
+    now = read_memory()
+    figures = {"current": now["current"], "peak": now["peak"], "free": get_device().free}
+    figures["held"] = get_device().held().get(os.getpid(), 0)
     print(json.dumps({"event": event, "at": time.time(), **figures, **facts}), flush=True)
 
 
@@ -80,7 +80,7 @@ def reserve(share: float = 0.97) -> None:
     tf.zeros((256,))  # the first tensor makes the process a holder, with its context
     while share > 0.3:
         limit = int(os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB", "65536")) * MIB
-        size = int(min(device().free, limit) * share) // MIB * MIB
+        size = int(min(get_device().free, limit) * share) // MIB * MIB
         try:
             tf.zeros((size // 4,))
             break
@@ -96,34 +96,36 @@ def preallocate() -> None:
     """
     reserve()
     if "TF_CPU_BFC_MEM_LIMIT_IN_MB" not in os.environ:
-        device().fill(spare=_SPARE)
+        get_device().fill(spare=_SPARE)
 
 
-def tensor(mebibytes: float) -> Any:
+def allocate_tensor(mebibytes: float) -> Any:
     """Allocate a tensor on the device."""
     return tf.zeros((int(mebibytes * MIB) // 4,))
 
 
-def compiled(*stack: Any, **compiling: Any) -> Any:
+def compile_model(*stack: Any, **compiling: Any) -> Any:
     """Make a model of these layers."""
     model = keras.Sequential(stack)
     model.compile(**{"optimizer": "adam", "loss": "mse"} | compiling)
     return model
 
 
-def dense(width: int, *, depth: int = 1, features: int = FEATURES, optimizer: Any = "sgd", **compiling: Any) -> Any:
+def make_dense_model(
+    width: int, *, depth: int = 1, features: int = FEATURES, optimizer: Any = "sgd", **compiling: Any
+) -> Any:
     """Make a model with wide activations and narrow input: much memory for little computing."""
     stack = [layers.Dense(width, activation="relu") for _ in range(depth)]
-    return compiled(layers.Input((features,)), *stack, layers.Dense(1), optimizer=optimizer, **compiling)
+    return compile_model(layers.Input((features,)), *stack, layers.Dense(1), optimizer=optimizer, **compiling)
 
 
-def tower(width: int, depth: int) -> Any:
+def make_tower(width: int, depth: int) -> Any:
     """Make an uncompiled model of layers with width x width weights: 16 MiB each at 2048."""
     stack = [layers.Dense(width, activation="relu", kernel_initializer="zeros") for _ in range(depth)]
     return keras.Sequential([layers.Input((FEATURES,)), *stack, layers.Dense(1)])
 
 
-def stream(sizes: Callable[[], Iterator[int]], *, features: int = FEATURES, pause: float = 0.004) -> Any:
+def make_stream(sizes: Callable[[], Iterator[int]], *, features: int = FEATURES, pause: float = 0.004) -> Any:
     """Yield batches of these sizes, each after a pause as if it had been read; only computing needs memory."""
 
     def batches() -> Iterator[tuple[Any, Any]]:
@@ -135,12 +137,12 @@ def stream(sizes: Callable[[], Iterator[int]], *, features: int = FEATURES, paus
     return tf.data.Dataset.from_generator(batches, output_signature=specs)
 
 
-def steady(size: int, steps: int, **settings: Any) -> Any:
+def make_steady_stream(size: int, steps: int, **settings: Any) -> Any:
     """Yield batches of the same size."""
-    return stream(lambda: iter([size] * steps), **settings)
+    return make_stream(lambda: iter([size] * steps), **settings)
 
 
-def repeated(steps: int, x: tuple[int, ...], y: tuple[int, ...], *, pause: float = 0.004) -> Any:
+def make_repeated_batches(steps: int, x: tuple[int, ...], y: tuple[int, ...], *, pause: float = 0.004) -> Any:
     """Yield batches of these shapes."""
 
     def batches() -> Iterator[tuple[Any, Any]]:
@@ -153,7 +155,7 @@ def repeated(steps: int, x: tuple[int, ...], y: tuple[int, ...], *, pause: float
 
 def fit(model: Any, data: Any, *callbacks: Any, epochs: int = 1, **settings: Any) -> Any:
     """Fit quietly, with the callback."""
-    return model.fit(data, epochs=epochs, verbose=0, callbacks=[callback(), *callbacks], **settings)
+    return model.fit(data, epochs=epochs, verbose=0, callbacks=[make_callback(), *callbacks], **settings)
 
 
 def compiled_step(model: Any, optimizer: Any, loss: Callable[..., Any]) -> Any:
@@ -257,7 +259,7 @@ class MemorySampler(threading.Thread):
         clock = time.pthread_getcpuclockid(ident)
         used, moved = 0.0, time.time()
         while True:
-            self.samples.append(memory()["current"])
+            self.samples.append(read_memory()["current"])
             now, uses = time.time(), time.clock_gettime(clock)
             if uses - used > _STALL_CPU_SECONDS or not _growing.is_set():
                 used, moved = uses, now
@@ -270,7 +272,7 @@ class MemorySampler(threading.Thread):
         return [int(part.min()) for part in np.array_split(np.array(self.samples) / MIB, 10) if len(part)]
 
 
-def requested_bytes(text: str) -> int | None:
+def parse_requested_bytes(text: str) -> int | None:
     """Parse the requested bytes from an out-of-memory error's message."""
     found = re.findall(r"OOM when allocating tensor with shape\[([\d,]*)\] and type (\w+)", text)
     if not found:
@@ -294,7 +296,7 @@ def main() -> None:
     except (tf.errors.OpError, MemoryError) as error:
         text = str(error)
         refused = sampler.refused or Pace.last_wait  # one that is paced was in the step after its last wait
-        print_event("oom", requested=requested_bytes(text), refused=refused, text=text[-400:])
+        print_event("oom", requested=parse_requested_bytes(text), refused=refused, text=text[-400:])
         sys.stdout.flush()
         if training.exits_at_once:
             os._exit(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training_run import device, eager_steps, main, tensor, watched
+from training_run import allocate_tensor, eager_steps, get_device, main, make_watch
 
 from gpuwarden import watch
 from labels import training
@@ -11,11 +11,11 @@ from labels import training
 @training("unknown")
 def unknown_refusal(*, cause: bool) -> None:
     """The driver refuses, though memory is free and there is no other process."""
-    with watched("unknown_refusal") as run:
+    with make_watch("unknown_refusal") as run:
         eager_steps(run, 4)
         if cause:
-            device().refuse_all()
-        wanted = tensor(30)
+            get_device().refuse_all()
+        wanted = allocate_tensor(30)
         eager_steps(run, 1)
         del wanted
 
@@ -26,7 +26,7 @@ def unknown_device(*, cause: bool) -> None:
     devices = {"CPU:0": "GPU-00000000-0000-0000-0000-000000000000"}
     with watch("unknown_device", devices=devices, framework="tensorflow") as run:
         eager_steps(run, 4)
-        wanted = tensor(300 if cause else 30)
+        wanted = allocate_tensor(300 if cause else 30)
         eager_steps(run, 1)
         del wanted
 

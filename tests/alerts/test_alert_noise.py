@@ -13,11 +13,11 @@ import healthy_week
 import incidents
 import pytest
 import rule_pages
-from healthy_week import DAY, week
+from healthy_week import DAY, make_week
 from history import BEGIN, Clock
 from jobs import INTERRUPTED
 from scene_store import fired_alerts
-from scenes import pages
+from scenes import scrape_scene
 
 from gpuwarden.health.conditions import ALERTS
 from system_parts import needs
@@ -45,7 +45,7 @@ def test_incident_labels_are_alerts() -> None:
 
 def test_incidents_fire_their_alerts() -> None:
     """Some incidents fire exactly the alerts that they are labeled with."""
-    results = incidents.run([INCIDENTS[name] for name in sorted(CHOSEN)])
+    results = incidents.run_incidents([INCIDENTS[name] for name in sorted(CHOSEN)])
     assert {each.incident.name: (each.missing, each.extra) for each in results} == dict.fromkeys(CHOSEN, ([], []))
 
 
@@ -54,11 +54,11 @@ def test_healthy_hours_are_quiet() -> None:
 
     On a warm day, with a batch that warms up, a co-tenant, a daemon restart, and Ctrl-C.
     """
-    scene = week(seed=34)
+    scene = make_week(seed=34)
     first, last = 2.445 * DAY, 2.535 * DAY
     happened = [each for time, each in scene.events if first < time < last]
     assert any(job.ending is INTERRUPTED and first < job.end < last for job in scene.jobs)
-    assert healthy_week.back in happened
+    assert healthy_week.start_daemon in happened
     (found,) = fired_alerts({"box": replace(scene, first=first, seconds=last)}, 15.0).values()
     assert [str(each) for each in found if each.labels["severity"] != "info"] == []
 
@@ -69,7 +69,7 @@ def test_evaluation_matches_promtool(tmp_path: Path) -> None:
     scrapes, clock = rule_pages.Scrapes(), Clock()
 
     async def scrape() -> None:
-        async for _time, page in pages(scene, clock, rule_pages.STEP, backfill.names()):
+        async for _time, page in scrape_scene(scene, clock, rule_pages.STEP, backfill.names()):
             scrapes.add(page)
 
     with clock.running():

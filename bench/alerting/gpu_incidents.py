@@ -9,7 +9,7 @@ from typing import cast
 from faulty_simulation import FaultyGpu
 from jobs import Act, Ending, Job
 from pynvml import NVML_ERROR_DRIVER_NOT_LOADED  # noqa: TID251 - a return code; nothing is called
-from scenes import DURATION_SECONDS, HOUR, WELL, Event, Scene, at, incident, steps, training
+from scenes import DURATION_SECONDS, HOUR, WELL, Event, Scene, incident, make_steps, make_training, schedule
 from scripted_box import Answer, WatchedBox
 
 from gpuwarden.nvml import fields
@@ -23,24 +23,26 @@ _ERRORS = "nvmlDeviceGetMemoryErrorCounter"
 
 def _busy(*events: tuple[float, Event], ending: float | None = None) -> Scene:
     """Return a scene of two GPUs that train; the run on the first aborts after `ending` seconds of trouble."""
-    first = training(WELL + ending, ending=ABORTED) if ending is not None else training(DURATION_SECONDS + HOUR)
-    return Scene(DURATION_SECONDS, (first, training(DURATION_SECONDS + HOUR, gpus=(1,), uid=1001)), events)
+    first = (
+        make_training(WELL + ending, ending=ABORTED) if ending is not None else make_training(DURATION_SECONDS + HOUR)
+    )
+    return Scene(DURATION_SECONDS, (first, make_training(DURATION_SECONDS + HOUR, gpus=(1,), uid=1001)), events)
 
 
 def _gpu(act: Callable[[WatchedBox], object]) -> tuple[float, Event]:
-    return at(WELL, act)
+    return schedule(WELL, act)
 
 
 def _answer(function: str, answer: Answer) -> tuple[float, Event]:
-    return at(WELL, lambda watched: watched.box.script(0, function, answer))
+    return schedule(WELL, lambda watched: watched.box.script(0, function, answer))
 
 
 def _field(number: int, value: float, begin: float = WELL) -> tuple[float, Event]:
-    return at(begin, lambda watched: watched.box.script_field(0, number, lambda _scope: value))
+    return schedule(begin, lambda watched: watched.box.script_field(0, number, lambda _scope: value))
 
 
 def _xid(code: int, after: float = 0.0) -> tuple[float, Event]:
-    return at(WELL + after, lambda watched: watched.box.log_xid(0, code))
+    return schedule(WELL + after, lambda watched: watched.box.log_xid(0, code))
 
 
 def _reasons(*names: str) -> tuple[float, Event]:
@@ -58,7 +60,7 @@ def _hot(watched: WatchedBox, celsius: float) -> None:
 
 
 def _blocked(watched: WatchedBox, cooling: float) -> None:
-    watched.box.boards[0].block(cooling)
+    watched.box.boards[0].block_cooling(cooling)
 
 
 def _fans(second: int) -> Answer:
@@ -79,7 +81,7 @@ def _link(number: int, value: Callable[[WatchedBox], float], link: int) -> tuple
 
         watched.box.script_field(0, number, answer)
 
-    return at(WELL, happen)
+    return schedule(WELL, happen)
 
 
 def _errors_of_link(watched: WatchedBox) -> float:
@@ -94,7 +96,7 @@ def _set(name: str, *, value: bool) -> Event:
     return lambda watched: setattr(watched, name, value)
 
 
-def _back(watched: WatchedBox) -> None:
+def _restore(watched: WatchedBox) -> None:
     watched.down = False
     watched.restart()
 
@@ -117,10 +119,10 @@ INCIDENTS = (
         lambda: _busy(_reasons("hw_slowdown", "hw_power_brake_slowdown")), "GpuPowerBrake"),
     incident("fan failure", "a fan of a GPU that has its own stands still, and it gets hot",
         lambda: _busy(
-            at(0, lambda watched: watched.box.script(0, "nvmlDeviceGetNumFans", lambda _slot: 2)),
-            at(0, lambda watched: watched.box.script(0, "nvmlDeviceGetFanSpeed_v2", _fans(60))),
+            schedule(0, lambda watched: watched.box.script(0, "nvmlDeviceGetNumFans", lambda _slot: 2)),
+            schedule(0, lambda watched: watched.box.script(0, "nvmlDeviceGetFanSpeed_v2", _fans(60))),
             _answer("nvmlDeviceGetFanSpeed_v2", _fans(0)),
-            at(WELL + 60, partial(_hot, celsius=86)),
+            schedule(WELL + 60, partial(_hot, celsius=86)),
         ), "GpuFanStopped", "GpuNearThermalSlowdown"),
     incident("hot memory", "a GPU's memory is 1 °C above its highest operating temperature; its die is cool",
         lambda: _busy(_field(fields.MEMORY_TEMPERATURE, 96)), "GpuMemoryNearThermalSlowdown"),
@@ -134,7 +136,7 @@ INCIDENTS = (
     incident("XID 64", "XID 64, and the replacement of a row failed",
         lambda: _busy(_xid(64), _field(fields.ROW_REMAP_FAILED, 1)), "GpuRowRemapFailed", "GpuXidCritical"),
     incident("XID 13", "XID 13, twice: the fault of a program, which does not report",
-        lambda: Scene(DURATION_SECONDS, (training(DURATION_SECONDS + HOUR, name=""),), (_xid(13), _xid(13, 300)))),
+        lambda: Scene(DURATION_SECONDS, (make_training(DURATION_SECONDS + HOUR, name=""),), (_xid(13), _xid(13, 300)))),
     incident("uncorrectable ECC", "an uncorrectable memory error is counted, and no XID is seen",
         lambda: _busy(_answer(_ERRORS, _uncorrectable)), "GpuUncorrectedMemoryErrors"),
     incident("row remap pending", "a row waits to be replaced, and no XID is seen",
@@ -160,18 +162,22 @@ INCIDENTS = (
             _link(fields.NVLINK_ERRORS["recovery"], _errors_of_link, 3),
         ), "GpuNvlinkErrors"),
     incident("daemon down", "the daemon is stopped for ten minutes",
-        lambda: _busy(at(WELL, _set("down", value=True)), at(OVER, _back)), "GpuwardenDown"),
+        lambda: _busy(schedule(WELL, _set("down", value=True)), schedule(OVER, _restore)), "GpuwardenDown"),
     incident("poll stale", "the daemon serves the same page for ten minutes",
-        lambda: _busy(at(WELL, _set("hung", value=True)), at(OVER, _set("hung", value=False))), "GpuwardenStale"),
+        lambda: _busy(schedule(WELL, _set("hung", value=True)), schedule(OVER, _set("hung", value=False))),
+        "GpuwardenStale"),
     incident("driver gone", "the driver does not answer for ten minutes; the runs go on",
-        lambda: _busy(at(WELL, _driver_gone), at(OVER, lambda watched: watched.box.driver.restore())),
+        lambda: _busy(schedule(WELL, _driver_gone), schedule(OVER, lambda watched: watched.box.driver.restore())),
         "GpuwardenDriverFault"),
     incident("GPU unreadable from the start", "the driver counts two GPUs, one of which has never answered",
         lambda: Scene(
-            DURATION_SECONDS, (training(DURATION_SECONDS + HOUR),), (at(0, partial(_lose, index=1)),), begin=0
+            DURATION_SECONDS,
+            (make_training(DURATION_SECONDS + HOUR),),
+            (schedule(0, partial(_lose, index=1)),),
+            begin=0,
         ), "GpuDown"),
     incident("forgotten notebook", "a notebook holds a GPU over a night and does nothing",
         lambda: Scene(
-            6 * HOUR, (Job(0, (Act(10), steps(WELL, memory=(11e9, 11e9)), Act(24 * HOUR)), uid=1002),), begin=WELL
+            6 * HOUR, (Job(0, (Act(10), make_steps(WELL, memory=(11e9, 11e9)), Act(24 * HOUR)), uid=1002),), begin=WELL
         ), "GpuAllocatedButIdle"),
 )  # fmt: skip
