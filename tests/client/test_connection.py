@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from moved_clock import Clock
-from receiver import PATIENCE, Receiver
+from receiver import MAX_WAIT_SECONDS, Receiver
 from run_socket_fixtures import END, HELLO, fill_queue, run_script
 
 from gpuwarden.client.connection import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, DaemonConnection
@@ -163,9 +163,9 @@ def test_room_again(daemon: Receiver, connection: DaemonConnection) -> None:
     peer = daemon.accept()
     reader = threading.Thread(target=lambda: [peer.receive() for _ in range(sent + 1)])
     reader.start()
-    connection.wait_for_room(PATIENCE)
+    connection.wait_for_room(MAX_WAIT_SECONDS)
     assert connection.send(END)
-    reader.join(PATIENCE)
+    reader.join(MAX_WAIT_SECONDS)
 
 
 def test_full_backlog(path: Path, clock: Clock) -> None:
@@ -290,7 +290,7 @@ assert not connection.send(End("exit"))
         assert program.stdout is not None
         program.stdout.readline()
         daemon.accept().socket.close()
-        program.communicate("\n", timeout=PATIENCE)
+        program.communicate("\n", timeout=MAX_WAIT_SECONDS)
     assert program.returncode == 0
 
 

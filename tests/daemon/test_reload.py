@@ -101,4 +101,4 @@ def test_target_of_notifications_is_replaced(tmp_path: Path, mock_nvml: MockNvml
             notified: set[str] = set()
             while "1" not in notified:  # the new address may get the alert that still fires, too
                 notified |= {each["labels"]["gpu"] for each in second.receive().content["firing"]}
-            assert first.asked == 1
+            assert first.request_count == 1

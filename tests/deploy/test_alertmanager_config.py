@@ -222,12 +222,12 @@ def test_second_gpu_is_sent_at_once(tmp_path: Path) -> None:
         with end_processes(alertmanager):
             both = [_alert("GpuDown", uuid=f"GPU-{gpu}", gpu=str(gpu), name="NVIDIA H100") for gpu in (1, 2)]
             alertmanager.post(*both)
-            wait_until(lambda: len(mail.letters) == 2, "two mails")
+            wait_until(lambda: len(mail.messages) == 2, "two mails")
             wait_until(
                 lambda: all(len(web.posts(f"/{way}")) == 2 for way in ("webhook", "slack/critical", "pagerduty")),
                 "two messages for each receiver",
             )
-    assert {letter["Subject"] for letter in mail.letters} == {
+    assert {letter["Subject"] for letter in mail.messages} == {
         f"CRITICAL: GpuDown, GPU {gpu}, {BOX['instance']}" for gpu in (1, 2)
     }
     (first, second) = web.posts("/pagerduty")
@@ -247,9 +247,9 @@ def test_warnings_of_a_host_are_one_message(tmp_path: Path) -> None:
                 *(_alert("GpuNearThermalSlowdown", uuid=f"GPU-{gpu}", gpu=str(gpu)) for gpu in range(8)),
                 _alert("RunStalled", run_id="r1", run_name="<!channel> & co"),
             )
-            wait_until(lambda: mail.letters, "a mail")
+            wait_until(lambda: mail.messages, "a mail")
             wait_until(lambda: web.posts("/slack/warnings"), "a message in Slack")
-    (letter,) = mail.letters
+    (letter,) = mail.messages
     assert letter["Subject"] == f"WARNING: 9 firing, {BOX['instance']}"
     text = read_text(letter)
     assert [f"GPU: {gpu} GPU-{gpu}" in text for gpu in range(8)] == [True] * 8

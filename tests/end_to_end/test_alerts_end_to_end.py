@@ -65,7 +65,7 @@ class People:
         return said, wait_until(lambda: self._letters(words), f"a letter of {alert}, {status}", 20)[0]
 
     def _letters(self, words: str) -> list[EmailMessage]:
-        return [each for each in self._mail.letters if re.search(words, read_text(each), re.MULTILINE)]
+        return [each for each in self._mail.messages if re.search(words, read_text(each), re.MULTILINE)]
 
     def _posted(self, alert: str, status: str) -> dict[str, Any]:
         alerts = [each for post in self._web.posts("/webhook") for each in post["alerts"]]

@@ -40,8 +40,8 @@ class Box:
     @property
     def asked(self) -> list[object]:
         """Folders that the driver was queried for since the last time."""
-        found = [folder for name, *folder in self.nvml.asked if name == "nvmlDeviceGetMemoryLimits_v1"]
-        self.nvml.asked.clear()
+        found = [folder for name, *folder in self.nvml.calls if name == "nvmlDeviceGetMemoryLimits_v1"]
+        self.nvml.calls.clear()
         return [folder for (folder,) in found]
 
 

@@ -302,16 +302,16 @@ def test_each_call_is_made_once() -> None:
     """Rows that share a driver call need one call per poll."""
     nvml = FakeNvml()  # no options
     GpuReader(cast("Nvml", nvml), HANDLE).read()
-    assert len(nvml.asked) == len(set(nvml.asked))
+    assert len(nvml.calls) == len(set(nvml.calls))
 
 
 def test_field_values_are_read_in_one_call_per_tier() -> None:
     """Once the supported fields of a tier are known, they are read in one call; static ones are not read again."""
     gpu = Gpu()
     gpu.read()
-    gpu.nvml.asked.clear()
+    gpu.nvml.calls.clear()
     gpu.read(after=100)  # slow is due, and unsupported calls are retried
-    calls = [asked for asked in gpu.nvml.asked if asked[0] == "nvmlDeviceGetFieldValues"]
+    calls = [asked for asked in gpu.nvml.calls if asked[0] == "nvmlDeviceGetFieldValues"]
     assert len(calls) == 2
     assert len({field for _name, batch in calls for field in batch}) == sum(len(batch) for _name, batch in calls)
 
@@ -320,9 +320,9 @@ def test_failing_field_values_affect_their_rows_only() -> None:
     """A failing call for a tier's fields is made once, not for every row; rows without fields stay."""
     gpu = Gpu(nvmlDeviceGetFieldValues=UNKNOWN)
     gpu.read()
-    gpu.nvml.asked.clear()
+    gpu.nvml.calls.clear()
     answers = gpu.read(after=100)
-    assert [name for name, *_ in gpu.nvml.asked].count("nvmlDeviceGetFieldValues") <= 3
+    assert [name for name, *_ in gpu.nvml.calls].count("nvmlDeviceGetFieldValues") <= 3
     assert answers.readings[GpuReadings.temperature_celsius] == {("core",): 61}
     assert answers.errors["unknown"] > 1
 

@@ -272,9 +272,9 @@ def test_default_application_clocks_are_read_once() -> None:
     """Default clocks, which do not change and cost a millisecond each, are read once; current ones each time."""
     gpu = Gpu()
     gpu.read()
-    gpu.nvml.asked.clear()
+    gpu.nvml.calls.clear()
     assert gpu.read(after=100).readings[Row.clock_application_hertz] == reading(Row.clock_application_hertz)
-    asked = {name for name, *_ in gpu.nvml.asked}
+    asked = {name for name, *_ in gpu.nvml.calls}
     assert "nvmlDeviceGetApplicationsClock" in asked
     assert "nvmlDeviceGetDefaultApplicationsClock" not in asked
 
@@ -282,7 +282,7 @@ def test_default_application_clocks_are_read_once() -> None:
 def read_and_list_calls(gpu: Gpu) -> list[tuple[Any, ...]]:
     """Read once, and return the calls."""
     gpu.read()
-    return gpu.nvml.asked
+    return gpu.nvml.calls
 
 
 class CountedByLink(NamedTuple):
@@ -498,9 +498,9 @@ def test_static_facts_are_read_once() -> None:
     """Readings that cannot change while the driver is loaded are read once, and stay."""
     gpu = Gpu()
     first = gpu.read()
-    gpu.nvml.asked.clear()
+    gpu.nvml.calls.clear()
     second = gpu.read(after=100)
-    asked = {name for name, *_ in gpu.nvml.asked}
+    asked = {name for name, *_ in gpu.nvml.calls}
     assert not asked & {
         "nvmlDeviceGetTemperatureThreshold",
         "nvmlDeviceGetMaxClockInfo",

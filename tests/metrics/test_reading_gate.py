@@ -231,7 +231,7 @@ def test_implausible_constant_is_read_again(question: str, row: Metric[Any], rig
     """A static value that was refused is read again, each minute: some of these calls take a millisecond."""
     changes: dict[str, Any] = {question: 2**31}
     gpu = Gpu(**changes)
-    asked = gpu.nvml.asked
+    asked = gpu.nvml.calls
     for _ in range(2):
         assert gpu.read(after=SLOW).readings[row] == {}
     assert [name for name, *_ in asked].count("nvmlDeviceGetNumGpuCores") == 1

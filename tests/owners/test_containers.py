@@ -58,11 +58,11 @@ def test_docker_names_its_containers(tmp_path: Path, monkeypatch: pytest.MonkeyP
             places = [CgroupOwner(DOCKER), CgroupOwner(DOCKER), CgroupOwner(Container(OTHER, "docker"))]
             names.refresh(places)
             assert names.container_name(DOCKER) == ID[:SHORT_ID]
-            await wait_until(lambda: len(docker.asked) == 2)
+            await wait_until(lambda: len(docker.requests) == 2)
             await wait_until(lambda: names.container_name(DOCKER) == "train")
             assert names.container_name(Container(OTHER, "docker")) == OTHER[:SHORT_ID]  # 404
             names.refresh(places)
-            assert sorted(docker.asked) == [f"/containers/{ID}/json", f"/containers/{OTHER}/json"]
+            assert sorted(docker.requests) == [f"/containers/{ID}/json", f"/containers/{OTHER}/json"]
             names.refresh([])
             assert names.container_name(DOCKER) == ID[:SHORT_ID]  # dropped with its container
 
@@ -82,7 +82,7 @@ def test_each_runtime_is_queried_for_its_containers(tmp_path: Path) -> None:
             unsaid, own = Container(ID, ""), Container(ID, "podman", 1000)
             names.refresh([CgroupOwner(PODMAN)])
             await wait_until(lambda: names.container_name(PODMAN) == "train")
-            assert not docker.asked
+            assert not docker.requests
             names.refresh(
                 [
                     CgroupOwner(unsaid),
@@ -92,7 +92,7 @@ def test_each_runtime_is_queried_for_its_containers(tmp_path: Path) -> None:
                 ]
             )
             await wait_until(lambda: (names.container_name(unsaid), names.container_name(own)) == ("train", "mine"))
-            assert (len(docker.asked), len(podman.asked), len(users.asked)) == (1, 2, 1)
+            assert (len(docker.requests), len(podman.requests), len(users.requests)) == (1, 2, 1)
             assert names.container_name(Container("101", "lxc")) == "101"
 
     asyncio.run(scenario())
@@ -110,7 +110,7 @@ def test_a_runtime_that_hangs_is_queried_once(tmp_path: Path, monkeypatch: pytes
             many = [CgroupOwner(Container(f"{n:064x}", "docker")) for n in range(50)]
             names.refresh(many)
             await wait_until(lambda: names._asking and names._asking.done())
-            assert len(docker.asked) == 1
+            assert len(docker.requests) == 1
             docker.silent = False
             names.refresh([CgroupOwner(DOCKER)])
             await wait_until(lambda: names.container_name(DOCKER) == "train")
@@ -216,7 +216,7 @@ def test_stop_cancels_a_query(tmp_path: Path) -> None:
             docker.silent = True
             names = ContainerNames(docker.socket, None, None)
             names.refresh([CgroupOwner(DOCKER)])
-            await wait_until(lambda: docker.asked)
+            await wait_until(lambda: docker.requests)
             names.stop()
             assert names._asking
             with pytest.raises(asyncio.CancelledError):

@@ -21,23 +21,23 @@ from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Messa
 class Run:
     """Connections, one after another, and the messages sent over them."""
 
-    def __init__(self, path: str, said: dict[str, Any]) -> None:
+    def __init__(self, path: str, settings: dict[str, Any]) -> None:
         self._path = path
-        self._said = said
-        self.reads: bool = said["reads"]
+        self._settings = settings
+        self.reads: bool = settings["reads"]
         self.connect()
 
     def connect(self) -> None:
         """Send the hello and a report."""
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.connect(self._path)
-        wanted = self._said.get("headroom", False)
-        self._send(Hello("hearing", "none", self._said["devices"], hears=self._said["hears"], headroom=wanted))
-        self.report(self._said["memory"])
+        wanted = self._settings.get("headroom", False)
+        self._send(Hello("hearing", "none", self._settings["devices"], hears=self._settings["hears"], headroom=wanted))
+        self.report(self._settings["memory"])
 
     def report(self, memory: dict[str, int]) -> None:
         """Report the bytes in use."""
-        self._said["memory"] = memory
+        self._settings["memory"] = memory
         held = {device: DeviceMemory(count, count) for device, count in memory.items()}
         self._send(Report("train", 1, 1.0, (0,) * (len(STEP_BUCKETS) + 1), held))
 

@@ -81,12 +81,12 @@ class WebhookServer:
 
 
 class MailServer:
-    """An SMTP server that asks for a password and keeps its letters."""
+    """An SMTP server that asks for a password and keeps its messages."""
 
     user, password = "gpuwarden", "secret"
 
     def __init__(self) -> None:
-        self.letters: list[EmailMessage] = []
+        self.messages: list[EmailMessage] = []
         self.port = free_port()
         self._controller = Controller(
             self,
@@ -104,12 +104,12 @@ class MailServer:
         return AuthResult(success=data == LoginPassword(self.user.encode(), self.password.encode()))
 
     async def handle_DATA(self, _server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802 - its name
-        """Accept a letter from a client that sent the password."""
+        """Accept a message from a client that sent the password."""
         if not session.authenticated:
             return "530 Authentication required"
         content = envelope.original_content
         assert content is not None
-        self.letters.append(email.message_from_bytes(content, policy=email.policy.default))
+        self.messages.append(email.message_from_bytes(content, policy=email.policy.default))
         return "250 OK"
 
     def stop(self) -> None:
@@ -140,9 +140,9 @@ def make_values(web: WebhookServer, mail: MailServer) -> dict[str, str]:
     }
 
 
-def read_text(letter: EmailMessage) -> str:
-    """Return the text of a letter without HTML."""
-    body = letter.get_body(("plain",))
+def read_text(message: EmailMessage) -> str:
+    """Return the text of a message without HTML."""
+    body = message.get_body(("plain",))
     assert body is not None
     return str(body.get_content()).replace("\r\n", "\n")
 

@@ -17,7 +17,7 @@ class Runtime:
 
     def __init__(self, socket: Path, names: Mapping[str, str], raw: bytes | None = None) -> None:
         self.socket = socket
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.names = dict(names)
         self.raw = raw
         self.silent = False
@@ -37,7 +37,7 @@ class Runtime:
         method, target, version = head.splitlines()[0].split(" ")
         assert (method, version) == ("GET", "HTTP/1.1")
         assert "host: localhost" in head.lower().splitlines()
-        self.asked.append(target)
+        self.requests.append(target)
         if self.silent:
             await reader.read()  # until the client goes
         else:

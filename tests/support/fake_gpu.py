@@ -136,7 +136,7 @@ class FakeNvml:
     """Answers from a dict of NVML functions; counts the questions. `fields` changes field values by number."""
 
     def __init__(self, fields: Mapping[int, FieldChange] | None = None, /, **changes: Any) -> None:
-        self.asked: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
         self.fields: dict[int, FieldChange] = {**FIELDS, **(fields or {})}
         answers = dict.fromkeys(FUNCTIONS, UNSUPPORTED) | ANSWERS | {"nvmlDeviceGetFieldValues": self._field_values}
         for name, answer in (answers | changes).items():
@@ -145,7 +145,7 @@ class FakeNvml:
     def _function(self, name: str, answer: Any) -> Callable[..., Any]:
         def function(handle: object, *arguments: object) -> Any:
             assert handle == HANDLE
-            self.asked.append((name, *arguments))
+            self.calls.append((name, *arguments))
             value = answer(*arguments) if callable(answer) else answer
             if isinstance(value, ErrorAnswer):
                 raise nvml_error(value.code)

@@ -19,7 +19,7 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else a
 from gpuwarden.keras import GpuWarden, keras  # noqa: E402 - see above
 
 RANK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-PATIENCE = 60  # seconds
+MAX_WAIT_SECONDS = 60  # seconds
 
 
 class AdviceWaiter(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -32,7 +32,7 @@ class AdviceWaiter(keras.callbacks.Callback):  # type: ignore[misc] # Keras ship
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002, D102
         run = self.callback._run
-        limit = time.monotonic() + PATIENCE
+        limit = time.monotonic() + MAX_WAIT_SECONDS
         while epoch == 1 and RANK == 1 and run and not run.advice.count and time.monotonic() < limit:
             time.sleep(0.01)
             run.listen(time.monotonic())

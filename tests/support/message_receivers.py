@@ -23,7 +23,7 @@ from services import free_port
 
 from system_parts import needs
 
-PATIENCE = 60.0  # seconds until a test that waits fails
+MAX_WAIT_SECONDS = 60.0  # seconds until a test that waits fails
 
 
 @dataclass(frozen=True)
@@ -61,23 +61,23 @@ class PostedRequest:
 class HttpReceiver:
     """A web server that keeps what is posted; `status`, `answer` and `headers` are its next answers.
 
-    While `free` is not set it does not answer, and while `whole` is not, no answer ends.
+    While `may_answer` is not set it does not answer, and while `may_finish` is not, no answer ends.
     """
 
     def __init__(self, server: ThreadingHTTPServer, scheme: str) -> None:
         self.port = server.server_address[1]
         self.url = f"{scheme}://127.0.0.1:{self.port}"
-        self.got: queue.Queue[PostedRequest] = queue.Queue()
-        self.asked = 0
+        self.received: queue.Queue[PostedRequest] = queue.Queue()
+        self.request_count = 0
         self.status, self.answer = 200, b"ok"
         self.headers: dict[str, str] = {}
-        self.free, self.whole = threading.Event(), threading.Event()
-        self.free.set()
-        self.whole.set()
+        self.may_answer, self.may_finish = threading.Event(), threading.Event()
+        self.may_answer.set()
+        self.may_finish.set()
 
-    def receive(self, besides: float = 0.0) -> PostedRequest:
-        """Wait for the next request that was answered with success; `besides` are more seconds to wait."""
-        return self.got.get(timeout=PATIENCE + besides)
+    def receive(self, extra_seconds: float = 0.0) -> PostedRequest:
+        """Wait for the next request that was answered with success; `extra_seconds` are more to wait."""
+        return self.received.get(timeout=MAX_WAIT_SECONDS + extra_seconds)
 
 
 @contextlib.contextmanager
@@ -87,19 +87,19 @@ def http_receiver(tls: ssl.SSLContext | None = None) -> Iterator[HttpReceiver]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            receiver.asked += 1
-            receiver.free.wait(PATIENCE)
+            receiver.request_count += 1
+            receiver.may_answer.wait(MAX_WAIT_SECONDS)
             status = receiver.status
             if status == 200:
-                receiver.got.put(PostedRequest(self.path, dict(self.headers), json.loads(body)))
+                receiver.received.put(PostedRequest(self.path, dict(self.headers), json.loads(body)))
             self.send_response(status)
             for name, value in receiver.headers.items():
                 self.send_header(name, value)
             self.end_headers()
-            with contextlib.suppress(OSError):  # who asked has gone
+            with contextlib.suppress(OSError):  # the client has gone
                 self.wfile.write(receiver.answer)
                 self.wfile.flush()
-            receiver.whole.wait(PATIENCE)
+            receiver.may_finish.wait(MAX_WAIT_SECONDS)
 
         def log_message(self, *_arguments: Any) -> None:
             pass
@@ -119,15 +119,15 @@ def http_receiver(tls: ssl.SSLContext | None = None) -> Iterator[HttpReceiver]:
         try:
             yield receiver
         finally:
-            receiver.free.set()
-            receiver.whole.set()
+            receiver.may_answer.set()
+            receiver.may_finish.set()
             server.shutdown()
             thread.join()
 
 
 @dataclass
 class MailReceiver:
-    """A mail server that keeps its letters; it refuses addresses of `refused`, and knows users with `passwords`."""
+    """A mail server that keeps its messages; it refuses addresses of `refused`, and knows users with `passwords`."""
 
     port: int = 0
     refused: set[str] = field(default_factory=set)
@@ -143,7 +143,7 @@ class MailReceiver:
 
     def receive(self) -> EmailMessage:
         """Wait for the next mail."""
-        return self.received.get(timeout=PATIENCE)
+        return self.received.get(timeout=MAX_WAIT_SECONDS)
 
     async def handle_RCPT(  # noqa: N802 - named by aiosmtpd, as the next
         self, _server: SMTP, _session: Session, envelope: Envelope, address: str, _options: list[str]

@@ -34,11 +34,11 @@ class StagedPages:
         self.incidents: list[dict[str, Any]] = []
         self.records: dict[str, dict[str, Any]] = {}  # of runs, by id; the list has all that ended
         self.now: float | None = None  # Unix time there; as a rule that of the poll
-        self.asked: list[str] = []  # for which paths
+        self.requested_paths: list[str] = []  # for which paths
 
     def respond(self, path: str) -> HttpResponse:
         """Answer as the daemon would."""
-        self.asked.append(path)
+        self.requested_paths.append(path)
         if path == "/api/v1/state":
             return (
                 HttpResponse(200, json.dumps(self.answer).encode())

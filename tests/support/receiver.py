@@ -10,13 +10,13 @@ from pathlib import Path
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, decode, encode
 from gpuwarden.protocol.messages import Message, Reply
 
-PATIENCE = 30  # seconds until a test that waits for a message fails
+MAX_WAIT_SECONDS = 30  # seconds until a test that waits for a message fails
 
 
 class Receiver:
     """A listening SOCK_SEQPACKET socket; `accept` returns the connections of runs, oldest first."""
 
-    def __init__(self, path: Path, backlog: int = 8, patience: float = PATIENCE) -> None:
+    def __init__(self, path: Path, backlog: int = 8, patience: float = MAX_WAIT_SECONDS) -> None:
         self.path = str(path)
         self._patience = patience
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -58,7 +58,7 @@ class Peer:
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self.socket.settimeout(PATIENCE)
+        self.socket.settimeout(MAX_WAIT_SECONDS)
 
     def receive(self) -> Message | None:
         """Wait for a message; None at the end of the connection."""
@@ -75,7 +75,7 @@ class Peer:
         except BlockingIOError:
             pass
         finally:
-            self.socket.settimeout(PATIENCE)
+            self.socket.settimeout(MAX_WAIT_SECONDS)
         return messages
 
     def advise(self, *replies: Reply) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from moved_clock import Clock
-from receiver import PATIENCE, Receiver
+from receiver import MAX_WAIT_SECONDS, Receiver
 
 from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.protocol.messages import End, Hello
@@ -53,7 +53,11 @@ def connection(path: Path, clock: Clock) -> Iterator[DaemonConnection]:
 def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `script` in an interpreter of its own."""
     return subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=MAX_WAIT_SECONDS,
+        check=False,
     )
 
 

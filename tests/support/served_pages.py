@@ -16,7 +16,7 @@ from gpuwarden.web.http_server import WebServer
 
 PAGE = b"".join(b'gpuwarden_gpu_up{uuid="GPU-%04d"} 1\n' % number for number in range(4000))
 HUGE = bytes(16 << 20)  # more than the kernel buffers for a client that does not read
-PATIENCE = 60.0  # seconds until a test gives up; not a measurement
+MAX_WAIT_SECONDS = 60.0  # seconds until a test gives up; not a measurement
 ENTRY = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
 GET = ENTRY + b"\r\n"
 GET_HUGE = GET.replace(b"/metrics", b"/huge")
@@ -36,7 +36,7 @@ class Loop:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and return its result."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(MAX_WAIT_SECONDS)
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition on the server is true; it is evaluated on the loop."""
@@ -45,7 +45,7 @@ class Loop:
             while not holds():
                 await asyncio.sleep(0.001)
 
-        self.run(asyncio.wait_for(wait(), PATIENCE))
+        self.run(asyncio.wait_for(wait(), MAX_WAIT_SECONDS))
 
     def advance(self, seconds: float) -> None:
         """Advance the loop's clock."""
@@ -56,7 +56,7 @@ class Loop:
     def close(self) -> None:
         """Stop the thread."""
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(PATIENCE)
+        self._thread.join(MAX_WAIT_SECONDS)
         self.loop.close()
 
 
@@ -111,7 +111,7 @@ def run_server(
 def connect(server: WebServer, sent: bytes = b"", receive_buffer: int = 0) -> socket.socket:
     """Connect and send, with a small receive buffer if one is given."""
     client = socket.socket(socket.AF_INET6 if ":" in server.address[0] else socket.AF_INET)
-    client.settimeout(PATIENCE)
+    client.settimeout(MAX_WAIT_SECONDS)
     if receive_buffer:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     client.connect(server.address)
@@ -155,7 +155,7 @@ class Answer:
 
 def fetch(server: WebServer, path: str = "/metrics", method: str = "GET", **headers: str) -> Answer:
     """Send one request with the standard library's client; header names are written with underscores."""
-    connection = http.client.HTTPConnection(*server.address, timeout=PATIENCE)
+    connection = http.client.HTTPConnection(*server.address, timeout=MAX_WAIT_SECONDS)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         response = connection.getresponse()

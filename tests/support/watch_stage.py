@@ -6,7 +6,7 @@ import subprocess
 import sys
 from itertools import groupby
 
-from receiver import PATIENCE, Peer
+from receiver import MAX_WAIT_SECONDS, Peer
 
 from gpuwarden.protocol.messages import Message, Report
 
@@ -29,5 +29,9 @@ def list_phases(messages: list[Message]) -> list[str]:
 def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `script` in its own interpreter."""
     return subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=MAX_WAIT_SECONDS,
+        check=False,
     )

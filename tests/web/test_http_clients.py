@@ -21,8 +21,8 @@ from served_pages import (
     GET_HUGE,
     HUGE,
     LAST_GET,
+    MAX_WAIT_SECONDS,
     PAGE,
-    PATIENCE,
     ROUTES,
     Loop,
     connect,
@@ -145,7 +145,7 @@ def test_evicted_client_whose_handler_goes_on(loop: Loop) -> None:
 
     async def stubborn(_: HttpRequest) -> HttpResponse:
         with suppress(asyncio.CancelledError):
-            await asyncio.sleep(PATIENCE)
+            await asyncio.sleep(MAX_WAIT_SECONDS)
         return HttpResponse(200, b"late")
 
     with run_server(loop, routes={**ROUTES, "/stubborn": stubborn}, max_connections=1) as server:
@@ -228,7 +228,7 @@ def test_client_without_credentials_is_closed_and_the_next_one_answered(
 
     def exchange_unix() -> bytes:
         with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(PATIENCE)
+            client.settimeout(MAX_WAIT_SECONDS)
             client.connect(str(path))
             client.sendall(LAST_GET)
             return read_all(client)
@@ -246,7 +246,7 @@ def test_without_descriptors_an_idle_client_is_closed(loop: Loop, server: WebSer
     with connect(server) as idle, socket.socket() as scrape:
         loop.wait_until(lambda: len(server.pool.connections) == 1)
         with no_free_descriptor():
-            scrape.settimeout(PATIENCE)
+            scrape.settimeout(MAX_WAIT_SECONDS)
             scrape.connect(server.address)
             scrape.sendall(LAST_GET)
             assert read_all(scrape).endswith(PAGE)
@@ -258,7 +258,7 @@ def test_without_descriptors_and_clients_the_server_waits(
 ) -> None:
     """Without a connection to close, accepting is retried at intervals, logged once, until it works or is stopped."""
     with socket.socket() as scrape:
-        scrape.settimeout(PATIENCE)
+        scrape.settimeout(MAX_WAIT_SECONDS)
         with no_free_descriptor():
             scrape.connect(server.address)
             for count in (1, 2):

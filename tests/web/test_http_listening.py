@@ -14,8 +14,8 @@ from served_pages import (
     GET_HUGE,
     HUGE,
     LAST_GET,
+    MAX_WAIT_SECONDS,
     PAGE,
-    PATIENCE,
     ROUTES,
     Loop,
     connect,
@@ -77,7 +77,7 @@ def test_listens_on_all_addresses_of_a_host(loop: Loop) -> None:
             socket.create_connection(("127.0.0.1", server.address[1])) as client,
         ):
             assert {listener.getsockname()[1] for listener in server._listeners} == {server.address[1]}
-            client.settimeout(PATIENCE)
+            client.settimeout(MAX_WAIT_SECONDS)
             client.sendall(LAST_GET)
             assert read_all(client).endswith(PAGE)
     if has_ipv6():
@@ -92,7 +92,7 @@ def test_stop_with_clients_in_every_state(loop: Loop, server: WebServer) -> None
             stack.enter_context(connect(server, sent, receive_buffer=4096))
         loop.wait_until(lambda: len(server.pool.connections) == 5)
         late = stack.enter_context(socket.socket())  # accepted at the last moment, if at all
-        late.settimeout(PATIENCE)
+        late.settimeout(MAX_WAIT_SECONDS)
         late.connect(server.address)
         address, connections = server.address, list(server.pool.connections)
         loop.run(server.stop())
@@ -106,11 +106,11 @@ def test_stop_with_clients_in_every_state(loop: Loop, server: WebServer) -> None
 
 def test_stop_lets_a_response_finish(loop: Loop, server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scrape in progress during shutdown gets its whole page."""
-    monkeypatch.setattr(http_server, "STOP_SECONDS", PATIENCE)
+    monkeypatch.setattr(http_server, "STOP_SECONDS", MAX_WAIT_SECONDS)
     with connect(server, GET_HUGE, receive_buffer=4096) as client:
         loop.wait_until(lambda: any(connection.responding for connection in server.pool.connections))
         stopping = asyncio.run_coroutine_threadsafe(server.stop(), loop.loop)
         loop.wait_until(lambda: server.pool.stopping)
         assert read_all(client).endswith(b"\r\n\r\n" + HUGE)
         client.close()
-        stopping.result(PATIENCE)
+        stopping.result(MAX_WAIT_SECONDS)

@@ -16,8 +16,8 @@ from served_pages import (
     GET_HUGE,
     HUGE,
     LAST_GET,
+    MAX_WAIT_SECONDS,
     PAGE,
-    PATIENCE,
     ROUTES,
     Loop,
     connect,
@@ -36,7 +36,7 @@ from gpuwarden.web.http_server import WebServer
 
 def test_response_is_delivered_unchanged(loop: Loop, server: WebServer) -> None:
     """Bytes, type and length are right with keep-alive, HTTP/1.0, single bytes, half-closed connections and HEAD."""
-    connection = http.client.HTTPConnection(*server.address, timeout=PATIENCE)
+    connection = http.client.HTTPConnection(*server.address, timeout=MAX_WAIT_SECONDS)
     for _ in range(2):
         connection.request("GET", "/metrics")
         answer = connection.getresponse()
@@ -170,7 +170,7 @@ def test_pipelined_requests_are_answered_in_order_and_not_read_ahead(loop: Loop,
             return server.router.requests["/metrics", 200] == 1
 
         loop.wait_until(done)
-        reader.join(PATIENCE)
+        reader.join(MAX_WAIT_SECONDS)
     assert answers[0].count(b"HTTP/1.1 200 OK") == 2001
     assert answers[0].endswith(b"\r\n\r\n" + PAGE)
     assert 0 < max(held) <= 2 * http_connection.MAX_HEAD_BYTES

@@ -66,7 +66,7 @@ def out_of_memory(**more: Any) -> RunSnapshot:
 def show(page: StagedPages, tab: Tab, *records: dict[str, Any], runs: tuple[RunSnapshot, ...] = ()) -> str:
     """Open the page of the first record's run, and return its visible text."""
     page.records = {each["run_id"]: each for each in records}
-    page.asked.clear()
+    page.requested_paths.clear()
     page.show(tab, poll_state(gpu(0), gpu(1), runs=runs))
     tab.open(f"{page.url}run/{records[0]['run_id'] if records else ID}")
     tab.wait_until("document.querySelector('#sentence')")
@@ -205,7 +205,9 @@ def test_earlier_runs_are_compared(page: StagedPages, tab: Tab) -> None:
     assert [row[1] for row in rows] == ["▲ out of memory", "✔ finished"]
     peak = format_bytes(record["devices"][0]["memory_peak_bytes"])
     assert rows[0][2:] == [format_elapsed(7980.0), "1,000", peak, "7.5 s", "64"]
-    assert [each for each in page.asked if each.startswith("/api/v1/runs?")] == ["/api/v1/runs?limit=9&name=resnet"]
+    assert [each for each in page.requested_paths if each.startswith("/api/v1/runs?")] == [
+        "/api/v1/runs?limit=9&name=resnet"
+    ]
     tab.evaluate("document.querySelector('#earlier ~ * a').click()")
     tab.wait_until(
         "location.pathname === '/run/12-99' && document.querySelector('#sentence')?.textContent.includes('Finished')"

@@ -149,7 +149,7 @@ def test_request_rate_is_limited(tab: Tab) -> None:
     with serve_pages() as page:
         page.answer = make_document(poll_state(gpu(0)))
         tab.open(page.url)
-        wait_until(lambda: page.asked.count("/api/v1/state") >= 3, "three requests")
+        wait_until(lambda: page.requested_paths.count("/api/v1/state") >= 3, "three requests")
         # Measured by the browser's clock: a timer may fire late, never early.
         times = tab.evaluate(
             "performance.getEntriesByType('resource').filter(e => e.name.endsWith('/api/v1/state'))"
@@ -160,13 +160,13 @@ def test_request_rate_is_limited(tab: Tab) -> None:
         tab.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
         tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         assert tab.evaluate("document.body.classList.contains('old')")
-        page.asked.clear()
+        page.requested_paths.clear()
         tab.evaluate("new Promise((done) => setTimeout(done, 3500))")
-        assert page.asked == []
+        assert page.requested_paths == []
         tab.evaluate("delete document.hidden")
         tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         tab.wait_until("!document.body.classList.contains('old')")
-        assert "/api/v1/history" in page.asked  # for the time in which the tab was hidden
+        assert "/api/v1/history" in page.requested_paths  # for the time in which the tab was hidden
 
 
 def test_unknown_values_are_gaps_in_charts(tab: Tab) -> None:

@@ -33,7 +33,7 @@ notify: {{webhook: "{receiver.url}", group_wait: 1s}}
 
             def is_notified() -> bool:
                 mock_nvml.xid(0, 79)  # the driver stores none for a listener that comes later
-                return not receiver.got.empty()
+                return not receiver.received.empty()
 
             wait_until(is_notified, "the notification")
             (alert,) = receiver.receive().content["firing"]

@@ -61,7 +61,7 @@ notify:
                 assert "of memory left on GPU 0" in content["title"]
                 assert content["still"] == "GpuXidCritical (2)"
                 set_memory(mock_nvml, 0, 40000, {run.pid: 40})
-                over = server.receive(besides=KEPT_SECONDS).content["over"]
+                over = server.receive(extra_seconds=KEPT_SECONDS).content["over"]
                 assert [each["alert"] for each in over] == ["RunNearOutOfMemory"]
                 wait_until(
                     lambda: daemon.samples().value("gpuwarden_notify_messages_total", target="webhook") == 3,

@@ -117,7 +117,7 @@ def test_slow_delivery_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     """A message that takes too long is counted and logged once."""
     monkeypatch.setattr(sender, "STUCK_SECONDS", 0.1)
     with http_receiver() as server, notifier(webhook_settings(server)) as sink:
-        server.free.clear()
+        server.may_answer.clear()
 
         def counted() -> bool:
             sink.fire(gpu_down())
@@ -125,7 +125,7 @@ def test_slow_delivery_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest
 
         wait_until(counted, "it is counted")
         sink.fire(gpu_down())
-        server.free.set()
+        server.may_answer.set()
         assert names(server.receive().content) == [("GpuDown", "3")]
         wait_until(lambda: sink.notified["webhook"] == DeliveryCounts(1, 1, 0), "it was delivered")
     assert len([record for record in caplog.records if "no result after" in record.getMessage()]) == 1
@@ -163,7 +163,7 @@ def test_rejected_message_waits_long() -> None:
         wait_until(lambda: sink.notified["webhook"].failed == 1, "the failure")
         (each,) = sink._senders
         wait_until(lambda: each._wait_until > time.monotonic() + 200, "it waits")
-        assert server.asked == 1
+        assert server.request_count == 1
 
 
 def test_alert_burst_is_rate_limited() -> None:
@@ -180,7 +180,7 @@ def test_alert_burst_is_rate_limited() -> None:
         with each._turn:
             assert each._next_message()[0] > time.monotonic() + 300
             assert len(each._queue.next_notifications(time.monotonic(), time.time())) == 198
-        assert server.asked == 2
+        assert server.request_count == 2
         sink.fire(*alerts, xid(1))  # critical alerts have their own rate limit, and the waiting ones join
         contents = [server.receive().content for _ in range(3)]
         assert (len(contents[2]["firing"]), names(contents[2])[0]) == (199, ("GpuXidCritical", "1"))
@@ -202,7 +202,7 @@ def test_new_critical_alerts_are_rate_limited() -> None:
         wait_until(is_spent, "both limits are used up")
         for _ in range(100):
             is_spent()
-        assert server.asked == sink.notified["webhook"].sent == 4
+        assert server.request_count == sink.notified["webhook"].sent == 4
         with each._turn:
             waiting = each._queue.next_notifications(time.monotonic(), time.time())
         assert len(waiting) > 100

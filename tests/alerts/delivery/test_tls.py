@@ -61,7 +61,7 @@ def test_untrusted_certificates(
         with http_receiver(server_context) as server, resending_dispatcher(server.url, options=options) as sink:
             sink.fire(NEAR)
             wait_until(lambda: said in caplog.text, "the reason")  # noqa: B023 - called at once
-            assert not server.asked
+            assert not server.request_count
 
 
 def test_webhook_over_tls(tmp_path: Path) -> None:
@@ -70,6 +70,6 @@ def test_webhook_over_tls(tmp_path: Path) -> None:
     with http_receiver(made.server()) as server:
         url = Secret(text=f"{server.url}/{TOKEN}")
         assert "certificate not trusted" in str(delivery_error(NotifyConfig(webhook=(url,))))
-        assert server.asked == 0
+        assert server.request_count == 0
         send(NotifyConfig(webhook=(url,), ca_file=made.file))
         assert "resnet50" in server.receive().content["text"]

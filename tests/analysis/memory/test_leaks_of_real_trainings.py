@@ -125,7 +125,7 @@ def test_a_leak_is_notified_without_prometheus(tmp_path: Path, mock_nvml: MockNv
         with running_daemon(tmp_path, mock_nvml, notify) as daemon:
             (labels,) = Samples(wait_until(daemon.page, "the page")).all("gpuwarden_gpu_info", gpu="0")
             with end_processes(Trainer(tmp_path, daemon, dict(labels)["uuid"], "steps")):
-                message = server.receive(besides=120.0).content
+                message = server.receive(extra_seconds=120.0).content
                 current = daemon.samples().value("gpuwarden_run_allocator_memory_bytes")
     (alert,) = message["firing"]
     assert alert["alert"] == "RunNearOutOfMemory"  # it has less than a minute left

@@ -16,7 +16,18 @@ from types import SimpleNamespace
 import bcrypt
 import pytest
 from certificates import make_certificates
-from served_pages import HUGE, PAGE, PATIENCE, Answer, Loop, connect, exchange, fetch, run_server, wait_until_closed
+from served_pages import (
+    HUGE,
+    MAX_WAIT_SECONDS,
+    PAGE,
+    Answer,
+    Loop,
+    connect,
+    exchange,
+    fetch,
+    run_server,
+    wait_until_closed,
+)
 from services import Daemon, Prometheus, end_processes, wait_until
 
 from gpuwarden.config.web_config import TlsSettings, WebConfigError
@@ -65,7 +76,7 @@ def fetch_tls(
     context = ssl.create_default_context(cafile=folder / "ca.pem")
     if client:
         context.load_cert_chain(folder / "client.pem", folder / "client.key")
-    connection = http.client.HTTPSConnection(*server.address, timeout=PATIENCE, context=context)
+    connection = http.client.HTTPSConnection(*server.address, timeout=MAX_WAIT_SECONDS, context=context)
     try:
         connection.request("GET", path)
         certificate = connection.sock.getpeercert(binary_form=True)
