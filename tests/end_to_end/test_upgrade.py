@@ -65,7 +65,7 @@ def run_out_of_memory(daemon: Daemon) -> None:
         run.send(encode(Report("train", steps, float(steps), (*buckets, steps), memory, batch_size=64)))
     allocations = (Allocation(8 * GIB, "64,1024", "float", "MatMul", "GPU:0", "GPU_0_bfc"),)
     memory = {"GPU:0": DeviceMemory(29 * GIB, 29 * GIB, 32 * GIB)}
-    run.send(encode(Error("device_oom", "ResourceExhaustedError", "OOM", "train", 29, allocations, memory)))
+    run.send(encode(Error("device_oom", "OutOfMemory", "OOM", "train", 29, allocations, memory)))
     wait_until(lambda: b'"device_oom"' in get(daemon, "/api/v1/runs"), "the error")
     run.close()
 
