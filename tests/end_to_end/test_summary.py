@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from memory_limit import memory_limit
 from services import Daemon, Process, end_processes, wait_until
 from training_process import LIMIT_MIB
@@ -12,7 +13,7 @@ from training_process import LIMIT_MIB
 from mock_nvml import MockNvml
 from system_parts import needs_framework
 
-pytestmark = needs_framework("tensorflow")
+pytestmark = [pytest.mark.frameworks, needs_framework("tensorflow")]
 
 PROGRAM = """
 import sys

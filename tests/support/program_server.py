@@ -6,6 +6,7 @@ writes to the files `output` and `errors` of the folder; its exit status is prin
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -43,6 +44,7 @@ def set_up_process(order: dict[str, Any]) -> None:
 if __name__ == "__main__":
     for each in sys.argv[1:]:
         importlib.import_module(each)
+    gc.freeze()
     order = fork_for_orders()
     if order:
         set_up_process(order)

@@ -9,8 +9,8 @@ from instrumented_program import ProgramServer
 from keras_programs import serve_keras
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["tensorflow"])
 def keras(request: pytest.FixtureRequest) -> Iterator[ProgramServer]:
     """Serve programs with the Keras of the backend that is the parameter, TensorFlow by default."""
-    with serve_keras(getattr(request, "param", "tensorflow")) as server:
+    with serve_keras(request.param) as server:
         yield server

@@ -44,12 +44,14 @@ def test_memory(result: Any) -> None:
     assert all(reported == actual for reported, actual in steady)
 
 
+@pytest.mark.frameworks
 def test_traced_again(result: list[Message]) -> None:
     """A train function that is made again compiles again: that step's time does not count either."""
     last = reports(result)[-1]
     assert (last["steps"], sum(last["step_buckets"])) == (12, 10)
 
 
+@pytest.mark.frameworks
 def test_functions(result: Any) -> None:
     """Each function is wrapped while it is in use, even if it was made again, and unwrapped at the end."""
     during = ["train"] * BATCHES + ["test"]
@@ -66,6 +68,7 @@ def test_copied_while_wrapped(result: Any) -> None:
     assert result["left"] == [[], []]
 
 
+@pytest.mark.frameworks
 def test_forked_workers(result: Any) -> None:
     """Processes forked in the middle of a fit, which live on, do not keep its connection from ending."""
     assert result == {"ended": True, "children": 2}
@@ -77,6 +80,7 @@ def test_several_workers(result: list[Message]) -> None:
     assert result[0]["job"].startswith("cluster-")
 
 
+@pytest.mark.frameworks
 def test_copies(result: list[Message]) -> None:
     """Deep-copied and pickled callbacks report like their original."""
     assert {each["name"] for each in result if each["type"] == "Hello"} == {"original"}
@@ -89,11 +93,13 @@ def test_copies_within_a_fit(result: list[Message]) -> None:
     assert reports(result)[-1]["steps"] == 16
 
 
+@pytest.mark.frameworks
 def test_unchanged(result: Any) -> None:
     """Weights and history are the same with the callback as without."""
     assert result["watched"] == result["bare"]
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize("result", ["disabled"], indirect=True)
 def test_disabled(result: bool) -> None:  # noqa: FBT001 - the case returned it
     """A disabled callback, by argument or environment, never connects."""
@@ -124,6 +130,7 @@ def test_physical_devices(result: Any) -> None:
     assert result == {"CPU:0": ["CPU:0", "CPU:1"]}
 
 
+@pytest.mark.frameworks
 def test_logs(result: Any) -> None:
     """Each epoch's logs have memory and the daemon's last headroom, for all callbacks after this one; none by default.
 

@@ -83,6 +83,7 @@ def test_interrupted(result: list[Message]) -> None:
     assert [(each["phase"], each["stepping"]) for each in reports(result)][-1] == ("idle", False)
 
 
+@pytest.mark.frameworks
 def test_error_in_validation(result: Any) -> None:
     """An error in validation is reported as such, and no function of the model stays wrapped after it."""
     assert result["raised"] == "the second validation"
@@ -116,6 +117,7 @@ def test_failed_examples(result: list[Message]) -> None:
     assert (last["steps"], last["examples"]) == (2, 4)
 
 
+@pytest.mark.frameworks
 def test_examples_of_ended_fits(result: list[Message]) -> None:
     """A fit that another callback or Ctrl-C has ended counts its examples as its steps, if arrays declare them."""
     last = reports(result)[-1]
@@ -167,6 +169,7 @@ def test_nonfinite_loss(result: dict[str, list[Message]]) -> None:
     assert (later["validations"], later["current"]) == (3, False)
 
 
+@pytest.mark.frameworks
 def test_nonfinite_own_losses(result: dict[str, Any]) -> None:
     """Each loss that a custom train_step returns is read; the 0 of a metric that it does not update is no loss."""
     several, finite, unused = (reports(result[name]["messages"])[-1] for name in ("several", "finite", "unused"))

@@ -48,17 +48,17 @@ def test_predict(result: list[Message]) -> None:
     ("result", "timed"),
     [
         ("several_steps_an_execution", 5),
-        ("several_steps_an_execution_unknown_length", 5),
+        pytest.param("several_steps_an_execution_unknown_length", 5, marks=pytest.mark.frameworks),
         ("unknown_length", 7),
-        ("unknown_length_validation", 7),
-        ("unknown_length_stopped_between_epochs", 7),
+        pytest.param("unknown_length_validation", 7, marks=pytest.mark.frameworks),
+        pytest.param("unknown_length_stopped_between_epochs", 7, marks=pytest.mark.frameworks),
         pytest.param("gradient_accumulation", 7, marks=pytest.mark.frameworks),
         pytest.param("gradient_accumulation_several_steps_an_execution", 5, marks=pytest.mark.frameworks),
-        ("compiled", 7),
+        pytest.param("compiled", 7, marks=pytest.mark.frameworks),
         ("eager", 8),
         pytest.param("mirrored", 7, marks=pytest.mark.frameworks),
-        ("twice_in_one_fit", 7),
-        ("same_twice_in_one_fit", 7),
+        pytest.param("twice_in_one_fit", 7, marks=pytest.mark.frameworks),
+        pytest.param("same_twice_in_one_fit", 7, marks=pytest.mark.frameworks),
     ],
     indirect=["result"],
 )
@@ -71,24 +71,29 @@ def test_steps(result: list[Message], timed: int) -> None:
     assert (last["compile_seconds"] > 0) == (timed < 8)
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize("result", ["shorter_than_declared"], indirect=True)
 def test_shorter_than_declared(result: list[Message]) -> None:
     """An epoch of fewer batches than `steps_per_epoch` has as many steps as batches."""
     assert reports(result)[-1]["steps"] == 4
 
 
-@pytest.mark.parametrize("result", ["stopped", "unknown_length_stopped"], indirect=True)
+@pytest.mark.parametrize(
+    "result", ["stopped", pytest.param("unknown_length_stopped", marks=pytest.mark.frameworks)], indirect=True
+)
 def test_stopped(result: list[Message]) -> None:
     """A fit stopped after three batches has three steps."""
     assert reports(result)[-1]["steps"] == 3
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize("result", ["mirrored"], indirect=True)
 def test_several_devices(result: list[Message]) -> None:
     """A strategy over several devices reports each."""
     assert set(reports(result)[-1]["memory"]) == {"CPU:0", "CPU:1"}
 
 
+@pytest.mark.frameworks
 def test_repeated(result: Any) -> None:
     """All fits of one process, by any callback, are one run on one connection, and its totals continue."""
     assert not result["second_connection"]
@@ -96,6 +101,7 @@ def test_repeated(result: Any) -> None:
     assert phases(result["messages"]) == ["train", "idle"] * 3
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize("result", ["fit_within_a_fit"], indirect=True)
 def test_within_another(result: list[Message]) -> None:
     """The steps of a fit that a callback of another makes between two epochs do not count; the other's do."""
@@ -110,6 +116,7 @@ def test_within_a_step(result: Any) -> None:
     assert result == dict.fromkeys(result, left)
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize("result", ["repeated"], indirect=True)
 def test_second_fit_compiles_nothing(result: Any) -> None:
     """A second fit of the same model has no step that compiles; one of another model has."""
@@ -133,6 +140,7 @@ def test_stepping(result: list[Message]) -> None:
     ]
 
 
+@pytest.mark.frameworks
 def test_short_batches(result: Any) -> None:
     """Examples are counted one by one, without validation's, and the loss is Keras's of the epoch."""
     last = reports(result["messages"])[-1]
@@ -148,6 +156,7 @@ def test_sizes_seen(result: list[Message]) -> None:
     assert reports(result)[-1]["largest_batch_size"] == 3
 
 
+@pytest.mark.frameworks
 def test_sizes_unknown(result: list[Message]) -> None:
     """The size of steps that are neither read one by one nor declared is unknown."""
     assert (
