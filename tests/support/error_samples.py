@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import io
 import re
 from collections.abc import Iterator
@@ -70,12 +71,20 @@ def _allocation(stated: dict[str, Any]) -> Allocation:
     )
 
 
+@functools.cache
+def read_file(path: Path) -> list[dict[str, Any]]:
+    """Read the samples of one file unchanged."""
+    listed = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    assert isinstance(listed, list)
+    return listed
+
+
 def read_samples() -> Iterator[Sample]:
     """Read all samples; an allocation that a message states twice counts once."""
     for path in sorted(SAMPLES.glob("*.yaml")):
-        for each in yaml.safe_load(path.read_text()):
+        for each in read_file(path):
             stated = [each["allocation"]] if each.get("allocation") else []
-            stated += each.get("further_allocations") or []
+            stated = [*stated, *(each.get("further_allocations") or [])]
             allocations = tuple(dict.fromkeys(map(_allocation, stated)))
             yield Sample(
                 each["type"],

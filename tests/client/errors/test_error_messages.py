@@ -3,33 +3,23 @@
 import math
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-import yaml
-from error_samples import Sample, list_facts, read_samples
+from error_samples import SAMPLES, Sample, list_facts, read_file, read_samples
 
 from gpuwarden.errors.recognition import PROBLEMS
 from gpuwarden.protocol.codec import decode, encode
 from gpuwarden.protocol.messages import ERROR_KINDS
 
-FOLDER = Path(__file__).parents[2] / "error_messages"
-FILES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+FILES = sorted(SAMPLES.glob("*.yaml"))
 FACTS = ["requested_bytes", "shape", "dtype", "device", "allocator", "op"]
 FIELDS = {"type", "class", "problem", "source", "message", "note", "allocation", "further_allocations", "held_out"}
 BYTES = {"half": 2, "float": 4, "float32": 4, "float64": 8}
 
 
-def samples(file: str) -> list[dict[str, Any]]:
-    """Read the samples of one file unchanged."""
-    listed = yaml.safe_load((FOLDER / f"{file}.yaml").read_text(encoding="utf-8"))
-    assert isinstance(listed, list)
-    return listed
-
-
 def everything() -> list[dict[str, Any]]:
     """Read the samples of all files."""
-    return [sample for file in FILES for sample in samples(file)]
+    return [sample for file in FILES for sample in read_file(file)]
 
 
 def exceptions() -> list[Sample]:
@@ -44,8 +34,8 @@ def allocations(sample: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_samples_are_well_formed() -> None:
     """Each sample has the fields that a test of the classes reads, and a source."""
-    for name, sample in [(file, sample) for file in FILES for sample in samples(file)]:
-        where = f"{name}.yaml: {sample.get('source')}"
+    for name, sample in [(file, sample) for file in FILES for sample in read_file(file)]:
+        where = f"{name.name}: {sample.get('source')}"
         assert {"type", "class", "problem", "source", "message"} <= set(sample), where
         assert set(sample) <= FIELDS, where
         assert sample["class"] in ERROR_KINDS, where
