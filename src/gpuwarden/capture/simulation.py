@@ -8,6 +8,7 @@ of each frame, as it sent them.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import time
@@ -36,6 +37,12 @@ TICKS_PER_SECOND = 100  # of the start time of a process
 PROCESSES, MEMORY = "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMemoryInfo"
 
 
+@functools.cache
+def _read_recording() -> dict[str, Any]:
+    recording: dict[str, Any] = json.loads(gzip.decompress(FILE.read_bytes()))
+    return recording
+
+
 class Simulation(CapturedNvml):
     """Simulated machine. `nvml` may be called from any thread; `clock` returns seconds and must not go back.
 
@@ -50,7 +57,7 @@ class Simulation(CapturedNvml):
         start: float = START_SECONDS,
         stand_in_memory: int | None = None,
     ) -> None:
-        recording = json.loads(gzip.decompress(FILE.read_bytes()))
+        recording = _read_recording()
         common: dict[str, Answer] = recording["common"]
         self._driver = {**recording["driver"], "nvmlDeviceGetCount": gpus}
         self._recorded = [({**common, **gpu["constant"]}, gpu["moving"], gpu["counters"]) for gpu in recording["gpus"]]
