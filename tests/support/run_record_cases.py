@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from gpuwarden.analysis.batch_size.cost_model import BatchCost, SizePeak, advise
 from gpuwarden.analysis.memory.headroom import HeadroomLimit
 from gpuwarden.analysis.memory.leak_detector import Leak
-from gpuwarden.analysis.memory.memory_history import MemoryHistory
+from gpuwarden.analysis.memory.memory_history import MemoryHistory, MemoryWindow
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.host.process_key import ProcessKey
@@ -68,7 +69,8 @@ ACCOUNT = RunUsage(
 )
 
 
-def history() -> MemoryHistory:
+@functools.cache
+def windows() -> tuple[MemoryWindow, ...]:
     """Make the history of its memory on its first GPU: it grows, and another process joins at half of the time."""
     history = MemoryHistory()
     for each in range(100):
@@ -84,7 +86,7 @@ def history() -> MemoryHistory:
         )
         history.add_report(DeviceMemory(in_use, in_use + GIB // 8), report, each * 80.0)
         history.add_poll(4.0 * GIB - 0.04 * GIB * each, None if each < 50 else 2.0 * GIB)
-    return history
+    return tuple(history.windows)
 
 
 def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnapshot:
@@ -124,7 +126,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         ending=Ending("failed", "last message: uncaught ResourceExhaustedError", BEGAN + 7980, settled=True)
         if ended
         else None,
-        memory_windows={UUID: tuple(history().windows)},
+        memory_windows={UUID: windows()},
         batch_peaks={UUID: (SizePeak(64, floor=10 * GIB, peak=11 * GIB),)},
         batch_size_advice=advise(BatchCost(6.0 * GIB, GIB / 16, GIB / 8, 3, 64, "high"), 64, 11.0 * GIB, failed=64),
         leaks={UUID: Leak(1e6, 4 * GIB, TimeLeft(900.0, 800.0, 1000.0))},
