@@ -5,8 +5,6 @@ from __future__ import annotations
 import grp
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from commands import run_command
 from doctor_machine import Machine, gpu
 
 from gpuwarden.doctor.runner.checks import run_checks
@@ -49,7 +48,11 @@ context = Context(
 {prepare}
 print(json.dumps([asdict(each) for each in run_checks(context, [{name!r}])]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(program)
+        script.flush()
+        done = run_command(script=Path(script.name))
+    assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)
     return dict(result)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from doctor_machine import Machine
 
+from gpuwarden.doctor.machine.input_checks import MIN_SHM_BYTES
 from gpuwarden.doctor.model import CheckResult
 from gpuwarden.doctor.runner.checks import run_checks
 from system_parts import require
@@ -26,17 +27,22 @@ def machine(tmp_path: Path) -> Machine:
     return made
 
 
-def check_with_shm(machine: Machine, size: str, fill: int = 0) -> dict[str, str]:
-    """Check shared memory of that size, a real mount in a mount namespace, with that many bytes in it."""
+def check_with_shm(machine: Machine, size: str, fill: int = 0, minimum: int = MIN_SHM_BYTES) -> dict[str, str]:
+    """Check shared memory of that size, a real mount in a mount namespace, with that many bytes in it.
+
+    Below the `minimum` it is too small. A lower one saves the time of filling a gigabyte.
+    """
     folder = machine.root / "dev/shm"
     folder.mkdir()
     program = f"""
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
+from gpuwarden.doctor.machine import input_checks
 from gpuwarden.doctor.model import Context
 from gpuwarden.doctor.runner.checks import run_checks
 Path({str(folder)!r}, "left").write_bytes(bytes({fill}))
+input_checks.MIN_SHM_BYTES = {minimum}
 context = Context(python=Path(sys.executable), environ={{}}, root=Path({str(machine.root)!r}))
 print(json.dumps([asdict(each) for each in run_checks(context, ["input.shm"])]))
 """
@@ -59,9 +65,9 @@ def test_shared_memory_of_a_container(machine: Machine) -> None:
 
 def test_shared_memory_that_is_full(machine: Machine) -> None:
     """Programs that were killed leave their segments there."""
-    result = check_with_shm(machine, "1100m", fill=1050 * MIB)
+    result = check_with_shm(machine, "110m", fill=105 * MIB, minimum=100 * MIB)
     assert result["status"] == "warn"
-    assert "50.0 MiB of 1.07 GiB left" in result["found"]
+    assert "5.00 MiB of 110 MiB left" in result["found"]
 
 
 def test_shared_memory_is_missing(machine: Machine) -> None:

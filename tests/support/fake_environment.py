@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -100,10 +102,18 @@ def compile_library(
     """Compile a shared library whose name is that of the file, with a search path of its own."""
     file.parent.mkdir(parents=True, exist_ok=True)
     tags = ["-Wl,--disable-new-dtags" if is_rpath else "-Wl,--enable-new-dtags", f"-Wl,-rpath,{path}"] if path else []
-    command = [needs("gcc", "gcc libc6-dev"), "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-o", str(file)]
-    options = [f"-Wl,-soname,{file.name}", *tags, "-Wl,--no-as-needed", *map(str, needed)]
-    subprocess.run([*command, *options], input=source, text=True, check=True)
+    file.write_bytes(_compile(file.name, (*tags, "-Wl,--no-as-needed", *map(str, needed)), source))
+    file.chmod(0o755)
     return file
+
+
+@functools.cache
+def _compile(name: str, options: tuple[str, ...], source: str) -> bytes:
+    command = [needs("gcc", "gcc libc6-dev"), "-shared", "-fPIC", "-x", "c", "-", "-x", "none", f"-Wl,-soname,{name}"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, name)
+        subprocess.run([*command, "-o", str(file), *options], input=source, text=True, check=True)
+        return file.read_bytes()
 
 
 def copy_libraries(stub: Path, folder: Path, names: Sequence[str]) -> None:
