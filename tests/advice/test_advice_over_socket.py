@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ class Run(Process):
             **options,
         }
         command = [
-            sys.executable,
             str(ROOT / "tests/support/advice_reader.py"),
             str(daemon.socket),
             json.dumps(parameters),
@@ -245,6 +243,7 @@ def test_lost_gpu(mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: 
     assert "GPU is lost" in run.received()[0]["text"]
 
 
+@pytest.mark.slow
 def test_run_that_never_reads_costs_nothing(
     mock_nvml: MockNvml, daemon: Daemon, uuids: list[str], start: Callable[..., Run]
 ) -> None:
@@ -279,7 +278,7 @@ def test_pressure_advice_between_polls(
     wait_until(lambda: ("pressure", "memory", "critical") in run.kinds(), "critical")
     assert level(slow_daemon, uuids[0]) == 2
     other = start(slow_daemon, {uuids[1]: 10 * GIB}, lambda pid: set_memory(mock_nvml, 1, 100, {pid: 20}))
-    wait_until(lambda: level(slow_daemon, uuids[1]) == 0, "a poll for the other run", 30)
+    wait_until(lambda: level(slow_daemon, uuids[1]) == 0, "a poll for the other run")
     other.send_line(json.dumps({uuids[1]: 19 * GIB}))
     wait_until(lambda: other.kinds() == [("pressure", "memory", "critical")], "critical")
 

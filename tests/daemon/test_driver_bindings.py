@@ -6,6 +6,7 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
 from services import Daemon, alter_constants, end_processes, fetch, wait_until
 
 from mock_nvml import MockNvml
@@ -59,6 +60,7 @@ def test_unbinding_and_binding(tmp_path: Path, mock_nvml: MockNvml) -> None:
             assert daemon.samples().all("gpuwarden_gpu_energy_joules_total")[labels] >= energy
 
 
+@pytest.mark.slow
 def test_all_gpus_unbound(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """The daemon still listens with no GPU left, and finds the GPUs as they are bound."""
     daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=2))
@@ -80,6 +82,7 @@ def test_all_gpus_unbound(tmp_path: Path, mock_nvml: MockNvml) -> None:
         assert "driver bound to GPU" in binding_events(daemon)[0][1]
 
 
+@pytest.mark.slow
 def test_unbinding_while_another_gpu_hangs(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A call that hangs keeps the driver from being released: that is logged, and the other GPUs are read."""
     daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=3))
@@ -98,6 +101,7 @@ def test_unbinding_while_another_gpu_hangs(tmp_path: Path, mock_nvml: MockNvml) 
         mock_nvml.clear()
 
 
+@pytest.mark.slow
 def test_shutdown_that_takes_seconds(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """After an unbinding a shutdown of NVML is no call that hangs: polls go on without the driver until it ends."""
     (config := tmp_path / "config.yaml").write_text("poll: {interval: 200ms}\n")

@@ -37,18 +37,6 @@ ALICE, BOB = 65534, 65533
 PATHS = ("/", "/metrics", STATE, HISTORY, RUNS, f"{RUNS}?limit=1000")
 
 
-# The daemon as another user, who may not be able to read the modules.
-AS_ALICE = f"""
-import ctypes, encodings.idna, os, sys
-from gpuwarden.cli.commands import serve_command
-from gpuwarden.cli.main import main
-os.setgroups([])
-os.setresuid({ALICE}, {ALICE}, {ALICE})
-ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE, as of a started program: its own /proc is readable
-sys.exit(main())
-"""
-
-
 @contextlib.contextmanager
 def box(
     mock: MockNvml | None, more: str = "", receiver: HttpReceiver | None = None, uid: int | None = None
@@ -71,7 +59,7 @@ def _box(
     notify = f"notify: {{webhook: {receiver.url}/hook, group_wait: 0}}\n" if receiver else ""
     alertmanager = f"alertmanager: {{url: {receiver.url}}}\n" if receiver else ""
     (folder / "config.yaml").write_text(f"poll: {{interval: 200ms}}\n{notify}{alertmanager}{more}")
-    program = ("-m", "gpuwarden") if uid is None else ("-c", AS_ALICE)
+    program = ("gpuwarden",) if uid is None else (str(ROOT / "tests/support/users_daemon.py"), str(uid))
     arguments = ["--config", str(folder / "config.yaml"), *([] if mock else ["--source", "simulated"])]
     daemon = Daemon(folder, *arguments, env=mock.env(gpus=1) if mock else {}, program=program)
     with end_processes(daemon):
@@ -81,7 +69,7 @@ def _box(
 
 def fail(daemon: Daemon, uid: int) -> str:
     """Fail in a training as a user; return the id of the run once its outcome is settled."""
-    command = [sys.executable, str(ROOT / "tests/support/failing_user.py"), str(uid), str(daemon.socket), TEXT]
+    command = [str(ROOT / "tests/support/failing_user.py"), str(uid), str(daemon.socket), TEXT]
     user = Process(command, daemon.log.with_name("user.log"), {"PYTHONPATH": os.pathsep.join(sys.path)})
 
     def listed(state: str) -> list[Any]:
@@ -97,10 +85,8 @@ def fail(daemon: Daemon, uid: int) -> str:
 
 def ask_as(uid: int, daemon: Daemon, path: str) -> str:
     """Return the answer to a path over the Unix socket, as a user."""
-    command = [sys.executable, str(ROOT / "tests/support/api_reader.py"), str(uid)]
-    command += [str(daemon.socket.with_name("api.sock")), path]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    asked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
+    reader = ROOT / "tests/support/api_reader.py"
+    asked = run_command(str(uid), str(daemon.socket.with_name("api.sock")), path, script=reader)
     assert asked.returncode == 0, asked.stderr
     return asked.stdout
 

@@ -10,10 +10,12 @@ import json
 import shutil
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -29,14 +31,26 @@ GPUS = 4
 ALL = frozenset(range(GPUS))
 MIB = 1 << 20
 SETTLED = 4  # polls that a fault is watched for
-CONFIG = "poll: {interval: 200ms, memory_interval: 25ms, slow_interval: 1s}\nprocesses: {series: true}\n"
+CONFIG = "poll: {interval: 200ms, memory_interval: 100ms, slow_interval: 1s}\nprocesses: {series: true}\n"
 RETRY_SECONDS = 0.5
+# Functions that hang. The poller treats all alike, which tests/gpu/test_poller.py checks.
+HANGING = ["*", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetGraphicsRunningProcesses_v3"]
+HANGING_AT_START = ["*", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"]
 MAX_GROWTH_MIB = 0.25  # of eight faults
 MAX_ROUNDS = 8
 
 
+def slow_after_first(cases: Sequence[str]) -> list[Any]:
+    """Return the cases of one fault, of which one is quick."""
+    first, *others = cases
+    return [first, *(pytest.param(each, marks=pytest.mark.slow) for each in others)]
+
+
 class Box:
-    """Daemon on the mock driver, with its page's values for the mock's GPUs by index."""
+    """Daemon on the mock driver, with its page's values for the mock's GPUs by index.
+
+    Where the linker reads its environment, which it does as a process starts, the daemon needs an `interpreter`.
+    """
 
     def __init__(
         self,
@@ -44,12 +58,13 @@ class Box:
         mock: MockNvml,
         env: Mapping[str, str],
         constants: Mapping[str, str] | None = None,
+        interpreter: Sequence[str] = (),
     ) -> None:
         self.mock = mock
         config = folder / "config.yaml"
         config.write_text(CONFIG)
         program = alter_constants({"gpuwarden.nvml.session:RETRY_SECONDS": RETRY_SECONDS, **(constants or {})})
-        self.daemon = Daemon(folder / "daemon", "--config", str(config), env=env, program=program)
+        self.daemon = Daemon(folder / "daemon", "--config", str(config), env=env, program=(*interpreter, *program))
 
     def page(self) -> Samples:
         """Return the page, which must always be served."""
@@ -73,7 +88,7 @@ class Box:
 
     def settle(self, up: Collection[int], what: str) -> Samples:
         """Wait until exactly these GPUs are up."""
-        wait_until(lambda: self.up() == set(up), what, 30)
+        wait_until(lambda: self.up() == set(up), what)
         return self.page()
 
     def up(self) -> set[int]:
@@ -84,7 +99,7 @@ class Box:
     def recover(self) -> Samples:
         """Clear all faults, and wait until all GPUs are up and the driver is OK."""
         self.mock.clear()
-        wait_until(self._well, "recovery", 30)
+        wait_until(self._well, "recovery")
         return self.page()
 
     def _well(self) -> bool:
@@ -178,7 +193,7 @@ def test_lost_gpu_and_back(well: Box) -> None:
     fresh(well.recover(), *ALL)
 
 
-@pytest.mark.parametrize("function", ["*", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetGraphicsRunningProcesses_v3"])
+@pytest.mark.parametrize("function", slow_after_first(HANGING))
 def test_gpu_that_hangs(well: Box, function: str) -> None:
     """A GPU that hangs is down by timeout; the others are read in every poll, without additional threads."""
     before = well.page()
@@ -210,7 +225,7 @@ def test_one_function_that_fails(well: Box) -> None:
     fresh(well.recover(), *ALL)
 
 
-@pytest.mark.parametrize("code", ["UNINITIALIZED", "DRIVER_NOT_LOADED"])
+@pytest.mark.parametrize("code", slow_after_first(["DRIVER_NOT_LOADED", "UNINITIALIZED"]))
 def test_driver_reloaded(well: Box, code: str) -> None:
     """An unloaded driver takes all GPUs with it and is reported; another version is used automatically."""
     well.mock.error("*", "*", code)
@@ -348,7 +363,7 @@ def test_driver_that_comes_later(tmp_path: Path, mock_nvml_library: Path) -> Non
     library = libraries / "libnvidia-ml.so.1"
     library.touch()  # found before any driver of this machine, and not to be loaded
     env = {**mock.env(gpus=GPUS), "LD_LIBRARY_PATH": str(libraries)}
-    box = Box(tmp_path, mock, env)
+    box = Box(tmp_path, mock, env, interpreter=[sys.executable])
 
     def failures(page: Samples) -> set[str]:
         return {dict(labels)["error"] for labels, n in page.all("gpuwarden_collector_errors_total").items() if n}
@@ -385,7 +400,7 @@ def test_driver_updated(tmp_path: Path, mock_nvml_library: Path) -> None:
     with end_processes(box.daemon):
         fresh(box.page(), *ALL)
         mock.error("*", "*", "LIB_RM_VERSION_MISMATCH")
-        assert box.daemon.popen.wait(30) == 1
+        assert box.daemon.popen.wait(60) == 1
         assert "the driver was updated; restart the daemon" in box.daemon.output()
     restarted = Box(tmp_path, mock, env)
     with end_processes(restarted.daemon):
@@ -434,10 +449,11 @@ def test_library_without_newer_functions(tmp_path: Path, mock_nvml_library: Path
 DAY = 86400
 
 
+@pytest.mark.slow
 def test_clock_steps(tmp_path: Path, mock_nvml_library: Path) -> None:
     """Times follow a wall clock that is set forward and back, past ones too; counters and timeouts do not."""
     clock, mock = SteppedClock(tmp_path), MockNvml(mock_nvml_library, tmp_path)
-    box = Box(tmp_path, mock, {**mock.env(gpus=GPUS), **clock.env})
+    box = Box(tmp_path, mock, {**mock.env(gpus=GPUS), **clock.env}, interpreter=[sys.executable])
     with end_processes(box.daemon), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
         run.connect(str(box.daemon.socket))
         run.send(encode(Hello("clocked", "none", {})))
@@ -470,7 +486,7 @@ def test_clock_steps(tmp_path: Path, mock_nvml_library: Path) -> None:
                 assert 0 <= now - was <= (time.monotonic() - began) * most_a_second
 
 
-@pytest.mark.parametrize("function", ["*", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"])
+@pytest.mark.parametrize("function", slow_after_first(HANGING_AT_START))
 def test_gpu_that_hangs_from_the_start(tmp_path: Path, mock_nvml_library: Path, function: str) -> None:
     """A GPU that never answered is down with its PCI address, on the metrics endpoint, in the API and in the alerts."""
     mock = MockNvml(mock_nvml_library, tmp_path)
@@ -498,5 +514,5 @@ def test_gpu_that_hangs_from_the_start(tmp_path: Path, mock_nvml_library: Path, 
         top = run_command("top", "--once", "--listen", f"127.0.0.1:{box.daemon.port}")
         assert "not responding: timeout" in top.stdout
         mock.clear()
-        wait_until(lambda: box.up() == ALL, "it is identified", 30)
+        wait_until(lambda: box.up() == ALL, "it is identified")
         wait_until(lambda: box.page().value("gpuwarden_gpu_up", uuid=address) is None, "no second series")

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from commands import run_command
 from golden_boxes import FOLDER, GOLDENS, RECORDED, Golden, dcgm, render_replay, state_document
 
 from gpuwarden.nvml.interface import FUNCTIONS
@@ -22,6 +20,7 @@ from mock_nvml import MockNvml
 
 Check: TypeAlias = "Callable[[str, bytes], None]"
 BOXES = [pytest.param(golden, id=name) for name, golden in GOLDENS.items()]
+BOX_SCRIPT = Path(__file__).parents[1] / "support/golden_boxes.py"
 WITH_DCGM = ("h100", "mig", "h200")  # whose page of DCGM's names is pinned as well
 WITH_STATE = ("h100", "mig", "broken")  # whose `/api/v1/state` is pinned as well
 # What is no question with an answer of its own: the start and end, the look-up, what samples and events are kept in.
@@ -58,9 +57,7 @@ class Made:
         own = self.folder / name
         own.mkdir()
         env = MockNvml(self._library, own).env(frozen=1, **GOLDENS[name].settings)
-        command = [sys.executable, str(Path(__file__).parents[1] / "support/golden_boxes.py"), name, str(self.folder)]
-        path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run(command, env={**os.environ, **env, **path}, capture_output=True, text=True, check=False)
+        done = run_command(name, str(self.folder), env=env, script=BOX_SCRIPT)
         assert done.returncode == 0, done.stderr
 
     def file(self, name: str, ending: str) -> bytes:

@@ -9,7 +9,6 @@ import re
 import resource
 import socket
 import statistics
-import sys
 import threading
 import time
 import urllib.request
@@ -100,7 +99,7 @@ class Siege:
     @contextlib.contextmanager
     def beset(self, what: str, processes: int, each: int = 1) -> Iterator[Process]:
         """Run a function in processes of a hostile user."""
-        command = [sys.executable, str(ROOT / "tests/support/hostile_user.py"), str(self.daemon.socket), what]
+        command = [str(ROOT / "tests/support/hostile_user.py"), str(self.daemon.socket), what]
         user = Process([*command, str(processes), str(each)], self._folder / "ill.log")
         with end_processes(user):
             wait_until(lambda: "ready" in user.output(), "the hostile user is at it", 120)
@@ -176,7 +175,7 @@ def siege(tmp_path: Path, mock_nvml: MockNvml, expiry: int) -> Iterator[Siege]:
     daemon = Daemon(folder, "--config", str(config), env=mock_nvml.env(gpus=2))
     folder.chmod(0o755)  # the hostile user enters it while still one who may
     with end_processes(daemon):
-        command = [sys.executable, str(ROOT / "tests/support/good_run.py"), str(daemon.socket)]
+        command = [str(ROOT / "tests/support/good_run.py"), str(daemon.socket)]
         good = Process(command, tmp_path / "good.log")
         with end_processes(good):
             it = Siege(tmp_path, daemon, good)
@@ -292,7 +291,7 @@ def test_two_thousand_connections_of_many_processes(siege: Siege) -> None:
 
 def see_a_newcomer(siege: Siege, limit: float = 60.0) -> None:
     """Start another good run, and check that it appears within `limit` seconds."""
-    command = [sys.executable, str(ROOT / "tests/support/good_run.py"), str(siege.daemon.socket), "newcomer"]
+    command = [str(ROOT / "tests/support/good_run.py"), str(siege.daemon.socket), "newcomer"]
     newcomer = Process(command, siege.daemon.log.parent / "newcomer.log")
     with end_processes(newcomer):
         wait_until(lambda: siege.samples().all("gpuwarden_run_info", run_name="newcomer"), "the newcomer", limit)

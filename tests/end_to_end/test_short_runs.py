@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +32,7 @@ def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
 def test_short_runs_become_a_counter(tmp_path: Path, daemon: Daemon) -> None:
     """A minute's worth of 300 short runs has series and log lines, the others are counted; another run is seen."""
     began = time.monotonic()
-    command = [sys.executable, str(ROOT / "tests/support/hostile_user.py"), str(daemon.socket), "start", "1", str(RUNS)]
+    command = [str(ROOT / "tests/support/hostile_user.py"), str(daemon.socket), "start", "1", str(RUNS)]
     user = Process(command, tmp_path / "ill.log")
     with end_processes(user):
         wait_until(lambda: "ready" in user.output(), "the user has started them", 120)
@@ -49,9 +48,7 @@ def test_short_runs_become_a_counter(tmp_path: Path, daemon: Daemon) -> None:
         admitted = len(daemon.samples().all("gpuwarden_run_info"))
         most = NEW_PER_MINUTE + (time.monotonic() - began) * NEW_PER_MINUTE / 60 + 1
         assert NEW_PER_MINUTE <= admitted <= most
-        good = Process(
-            [sys.executable, str(ROOT / "tests/support/good_run.py"), str(daemon.socket)], tmp_path / "good.log"
-        )
+        good = Process([str(ROOT / "tests/support/good_run.py"), str(daemon.socket)], tmp_path / "good.log")
         with end_processes(good):
             wait_until(lambda: daemon.samples().all("gpuwarden_run_info", pid=str(good.pid)), "the run of another user")
             wait_until(

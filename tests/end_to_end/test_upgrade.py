@@ -44,7 +44,7 @@ sys.exit(main())
 
 def get(daemon: Daemon, path: str, **headers: str) -> bytes:
     """Fetch a path, which must be there; compressed if asked for."""
-    connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=60)
     try:
         connection.request("GET", path, headers=headers)
         response = connection.getresponse()
@@ -77,7 +77,7 @@ def receiver() -> Iterator[HttpReceiver]:
         yield made
 
 
-@pytest.mark.parametrize("how", ["removed", "swapped"])
+@pytest.mark.parametrize("how", ["swapped", pytest.param("removed", marks=pytest.mark.slow)])
 def test_daemon_needs_none_of_its_files(how: str, tmp_path: Path, mock_nvml: MockNvml, receiver: HttpReceiver) -> None:
     """The daemon answers first requests as before after its package was removed or replaced by another version.
 
@@ -91,7 +91,8 @@ def test_daemon_needs_none_of_its_files(how: str, tmp_path: Path, mock_nvml: Moc
     paths = os.pathsep.join((str(library.parent), *sys.path))
     environment = {**mock_nvml.env(gpus=2), "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     config = str(tmp_path / "config.yaml")
-    daemon = Daemon(tmp_path / "box", "--config", config, env=environment, program=("-c", PROGRAM, str(late)))
+    program = (sys.executable, "-c", PROGRAM, str(late))
+    daemon = Daemon(tmp_path / "box", "--config", config, env=environment, program=program)
     with end_processes(daemon):
         wait_until(lambda: "gpuwarden.daemon.daemon" in late.read_text(), "the modules of the start")
         late.unlink()

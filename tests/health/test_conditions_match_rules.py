@@ -39,7 +39,6 @@ class Run(Process):
 
     def __init__(self, folder: Path, daemon: Daemon, name: str, uuid: str) -> None:
         command = [
-            sys.executable,
             str(ROOT / "tests/support/scripted_reporter.py"),
             str(daemon.socket),
             name,

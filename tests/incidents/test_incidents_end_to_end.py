@@ -50,7 +50,7 @@ def whole(daemon: Daemon, incident_id: str) -> Any:
 def run(daemon: Daemon, tmp_path: Path, name: str, *words: str) -> Iterator[Process]:
     """Start a run that reports."""
     env = {"PYTHONPATH": os.pathsep.join(sys.path), "GPUWARDEN_SOCKET": str(daemon.socket)}
-    started = Process([sys.executable, RUN_ENDS, name, *words], tmp_path / f"{name}.log", env)
+    started = Process([RUN_ENDS, name, *words], tmp_path / f"{name}.log", env)
     with end_processes(started):
         wait_until(lambda: f'run_name="{name}"' in daemon.page(), "the run's series")
         yield started

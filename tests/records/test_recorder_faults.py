@@ -269,7 +269,7 @@ def test_stop_on_a_hanging_disk_without_pending_rows(
         monkeypatch.setattr(polled.recorder._writer._store, hanging, lambda *_: mended.wait())
         listing = asyncio.create_task(polled.listed())
         await asyncio.sleep(0.05)
-        await asyncio.wait_for(polled.recorder.stop({}), 5)
+        await asyncio.wait_for(polled.recorder.stop({}), 60)
         mended.set()
         listing.cancel()
 

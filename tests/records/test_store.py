@@ -6,8 +6,6 @@ import json
 import os
 import sqlite3
 import stat
-import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -16,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import run_command
 from run_record_cases import BEGAN, example_record
 
 from gpuwarden.config.schema import Config
@@ -421,15 +420,15 @@ def test_second_daemon_keeps_out(tmp_path: Path) -> None:
     """A second daemon gets a clear error and changes nothing; once the first one stops it gets the database."""
     store = open_store(tmp_path)
     write(store, ended(1))
-    script = (
+    script = tmp_path / "second.py"
+    script.write_text(
         "import sys; from pathlib import Path; from gpuwarden.records.store import RecordStore\n"
         "try: print(len(RecordStore(Path(sys.argv[1]), 9).open(9).ended))\n"
         "except OSError as error: print(error.strerror)"
     )
 
     def second() -> str:
-        command = [sys.executable, "-c", script, str(tmp_path)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return run_command(str(tmp_path), script=script).stdout
 
     assert second() == "another daemon uses it\n"
     write(store, ended(2))

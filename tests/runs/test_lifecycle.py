@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,7 +32,7 @@ class Trainer(Process):
     """tests/support/good_run.py."""
 
     def __init__(self, folder: Path, path: Path) -> None:
-        command = [sys.executable, str(ROOT / "tests/support/good_run.py"), str(path), "trained"]
+        command = [str(ROOT / "tests/support/good_run.py"), str(path), "trained"]
         super().__init__(command, folder / "trainer.log")
 
     @property

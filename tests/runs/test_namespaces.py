@@ -85,11 +85,9 @@ def test_contained_runs_are_known_by_their_pids_outside(tmp_path: Path, mock_nvm
 def test_daemon_in_a_container_shows_outside_runs(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A run outside the daemon's pid namespace is shown without a process, and ends with its connection."""
     needs_namespace(*PID_NAMESPACE)
-    daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=1), program=("-c", SERVE))
+    daemon = Daemon(tmp_path / "daemon", env=mock_nvml.env(gpus=1), program=(sys.executable, "-c", SERVE))
     with end_processes(daemon):
-        run = Process(
-            [sys.executable, str(ROOT / "tests/support/good_run.py"), str(daemon.socket), "outside"], tmp_path / "log"
-        )
+        run = Process([str(ROOT / "tests/support/good_run.py"), str(daemon.socket), "outside"], tmp_path / "log")
         with end_processes(run):
             (labels,) = wait_until(lambda: daemon.samples().all("gpuwarden_run_info"), "the run on the page")
             shown = dict(labels)

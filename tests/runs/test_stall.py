@@ -159,6 +159,8 @@ def test_real_runs_that_hang(tmp_path: Path, mock_nvml: MockNvml) -> None:
                     if f"run stalled run={runs[how].run_id} name={how} " in line
                 ]
                 assert line.endswith(f" cause={expected}")
+                if runs[how] is not stopped:
+                    runs[how].kill()
             assert (shown("stalled", runs["idle"]), causes(runs["idle"])) == (0, [])
             wait_until(lambda: shown("phase", phase="train") is None, "its report is old")
             assert (shown("stalled"), shown("up")) == (1, 1)

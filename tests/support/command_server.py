@@ -8,12 +8,14 @@ standard input is an order in JSON, a line of standard output its answer: `start
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import io
 import json
 import os
 import runpy
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -27,14 +29,26 @@ from gpuwarden.cli.parser import COMMANDS
 DRIVER = "libnvidia-ml.so.1"
 
 
-def set_up_process(order: dict[str, Any]) -> None:
-    """Give this process the environment, folder and files of the order."""
+def open_files(names: list[str]) -> list[int]:
+    """Open the files of standard input, output and errors."""
+    output = os.O_RDWR | os.O_CREAT | os.O_APPEND
+    return [
+        os.open(name, os.O_NOCTTY | mode, 0o600)
+        for name, mode in zip(names, (os.O_RDONLY, output, output), strict=True)
+    ]
+
+
+def set_up_process(order: dict[str, Any], files: list[int]) -> None:
+    """Give this process a session, the environment and folder of the order, and its files; a terminal is its own."""
+    os.setsid()
     os.environ.clear()
     os.environ.update(order["env"])
     time.tzset()
     os.chdir(order["folder"])
-    for number, name in enumerate(order["files"]):
-        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), number)
+    for number, opened in enumerate(files):
+        os.dup2(opened, number)
+    if os.isatty(0):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     if encoding := os.environ.get("PYTHONIOENCODING"):
         for stream in (sys.stdout, sys.stderr):
             assert isinstance(stream, io.TextIOWrapper)
@@ -54,12 +68,15 @@ def serve() -> str | None:
             pid, status = os.waitpid(order["poll"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if pid else None
         else:
+            files = open_files(order["files"])  # before the answer: the other process may then close its end of a pipe
             answer = os.fork()
             if answer == 0:
-                set_up_process(order)
+                set_up_process(order, files)
                 script: str | None = order["script"]
                 sys.argv = [script or "gpuwarden", *order["start"]]
                 return script
+            for each in files:
+                os.close(each)
         print(json.dumps(answer), flush=True)  # noqa: T201 - read by the test
     os._exit(0)
 

@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 COMMAND_SECONDS = 120.0  # until a command that hangs is ended
 COMMAND = [sys.executable, "-m", "gpuwarden"]
@@ -52,15 +52,16 @@ def get_server() -> CommandServer:
 class ForkedProcess:
     """Process of one command, with the methods of subprocess.Popen that tests use."""
 
-    stdin = None
+    stdin: IO[bytes] | None = None
 
     def __init__(
         self,
         arguments: Sequence[str],
         files: Sequence[str | Path],
         env: Mapping[str, str],
-        script: Path | None = None,
+        script: str | Path | None = None,
     ) -> None:
+        """Start it with the three `files` as its standard streams."""
         self.returncode: int | None = None
         self.pid: int = get_server().request(
             start=list(arguments),
@@ -97,6 +98,17 @@ class ForkedProcess:
     def kill(self) -> None:
         """End it at once."""
         self.send_signal(signal.SIGKILL)
+
+
+def fork_with_input(
+    arguments: Sequence[str], output: Path, errors: Path, env: Mapping[str, str], script: str | Path | None = None
+) -> ForkedProcess:
+    """Start a command, or a script, whose standard input is written by this process."""
+    reader, writer = os.pipe()
+    process = ForkedProcess(arguments, (f"/proc/{os.getpid()}/fd/{reader}", output, errors), env, script)
+    os.close(reader)
+    process.stdin = os.fdopen(writer, "wb")
+    return process
 
 
 def run_command(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from commands import fork_with_input
 from simulated_box import Clock
 
 from gpuwarden.gpu.poller import Poller
@@ -51,29 +52,29 @@ class PolledDriver:
     """The process from outside."""
 
     def __init__(self, env: Mapping[str, str], opted_in: frozenset[str]) -> None:
-        path = os.pathsep.join(sys.path)
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, *opted_in],
-            env={**os.environ, **env, "PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        reader, writer = os.pipe()
+        self._answers = os.fdopen(reader, encoding="utf-8")
+        ours = Path(f"/proc/{os.getpid()}/fd")
+        environment = {**os.environ, **env}
+        self._process = fork_with_input(list(opted_in), ours / str(writer), ours / "2", environment, __file__)
+        os.close(writer)  # now only the process has it: its end is the end of the answers
 
     def poll(self, later: float = 0.0) -> list[SimpleNamespace]:
         """Poll that many seconds after the last one; return the GPUs."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{later}\n")
+        self._process.stdin.write(f"{later}\n".encode())
         self._process.stdin.flush()
-        answer = self._process.stdout.readline()
+        answer = self._answers.readline()
         assert answer, "the process has ended"
         return [SimpleNamespace(**gpu) for gpu in json.loads(answer)]
 
     def stop(self) -> None:
         """End it."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._answers.close()
 
 
 @contextmanager

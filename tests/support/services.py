@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.parse
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from commands import COMMAND, ForkedProcess, run_command
+from commands import ForkedProcess, fork_with_input, run_command
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -54,14 +53,17 @@ def free_port() -> int:
 def fetch(url: str) -> str:
     """Return the body of a page; empty if there is no answer."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return str(answer.read().decode())
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return ""
 
 
 class Process:
-    """A program and its output, in a file that a failing test can show."""
+    """A program and its output, in a file that a failing test can show.
+
+    `gpuwarden`, and a script of tests/support, are forked by the server of commands; another program has its own start.
+    """
 
     popen: subprocess.Popen[bytes] | ForkedProcess
 
@@ -70,8 +72,10 @@ class Process:
         log.touch()
         self._began = log.stat().st_size  # a restarted program goes on in the same file
         environment = {**os.environ, **(env or {})}
-        if command[:4] == [*COMMAND, "serve"]:
-            self.popen = ForkedProcess(command[3:], (os.devnull, log, log), environment)
+        program, *arguments = command
+        if program == "gpuwarden" or program.endswith(".py"):
+            script = None if program == "gpuwarden" else program
+            self.popen = fork_with_input(arguments, log, log, environment, script)
             return
         with log.open("ab") as output:
             self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment)
@@ -98,7 +102,7 @@ class Process:
         if self.popen.poll() is None:
             self.popen.send_signal(how)
         try:
-            return self.popen.wait(20)
+            return self.popen.wait(60)
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait()
@@ -106,7 +110,7 @@ class Process:
 
 
 class Daemon(Process):
-    """`gpuwarden serve` as users start it; `program` is what Python runs for it."""
+    """`gpuwarden serve`; `program` is what takes the arguments of `gpuwarden`."""
 
     def __init__(
         self,
@@ -114,10 +118,10 @@ class Daemon(Process):
         *arguments: str,
         env: Mapping[str, str] | None = None,
         port: int = 0,
-        program: Sequence[str] = ("-m", "gpuwarden"),
+        program: Sequence[str] = ("gpuwarden",),
     ) -> None:
         listen = f"127.0.0.1:{port}"
-        command = [sys.executable, *program, "serve", "--listen", listen, *arguments]
+        command = [*program, "serve", "--listen", listen, *arguments]
         folder.mkdir(exist_ok=True)
         self.socket = folder / "run.sock"
         # As systemd sets it: the records of one test's runs are none of another's past.
