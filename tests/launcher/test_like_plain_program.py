@@ -62,7 +62,11 @@ PROPERTIES = {
         nice -n 3 "$@" sh -c "pwd -P; umask; nice; cd /proc/self; cat oom_score_adj limits; grep Cpus_allowed status"
         echo $?""",
 }
-SLOW = {  # each starts the launcher and its program twice; the other properties cover the same code of the launcher
+SLOW = {  # each starts the launcher and its program; other properties, or test_run_command.py, cover the same code
+    "exit status and death by a signal",
+    "program that cannot be started",
+    "script without #!",
+    "SIGHUP ignored by nohup",
     "SIGPIPE ignored by a shell's script",
     "SIGPIPE ignored by systemd",
     "SIGPIPE ignored by a parent for itself",

@@ -8,13 +8,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import run_command
 from pseudo_terminal import terminal
 from services import Daemon, Process, end_processes, wait_until
 
+from gpuwarden.cli.common.api_client import fetch_json
+from gpuwarden.web.api.api_paths import RUNS
 from mock_nvml import MockNvml
 
 GUARDED = """
@@ -32,6 +36,21 @@ sys.exit(3)
 def environment(tmp_path: Path) -> dict[str, str]:
     """Return an environment without a daemon of this machine."""
     return {"GPUWARDEN_SOCKET": str(tmp_path / "none.sock"), "TMPDIR": str(tmp_path)}
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Start a daemon of this machine, for tests of what needs no private one."""
+    daemon = Daemon(tmp_path_factory.mktemp("machine") / "daemon", "--source", "simulated")
+    with end_processes(daemon):
+        wait_until(lambda: daemon.samples().text, "a page")
+        yield daemon
+
+
+@pytest.fixture
+def shared(daemon: Daemon) -> dict[str, str]:
+    """Return an environment with the daemon of this machine."""
+    return {"GPUWARDEN_SOCKET": str(daemon.socket)}
 
 
 def launch(environment: dict[str, str], *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
@@ -61,20 +80,20 @@ def test_output_and_status_are_the_programs(environment: dict[str, str], tmp_pat
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="python -m searches the working folder first")
-def test_private_daemon_imports_nothing_of_the_program(environment: dict[str, str], tmp_path: Path) -> None:
+def test_private_daemon_imports_nothing_of_the_program(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A types.py in the folder of the program does not end the daemon, which measures the program's memory."""
     (tmp_path / "types.py").write_text("raise SystemExit('imported')")
-    command = "import sys; del sys.path[0]; from gpuwarden.cli.main import main; main(['run', '--', 'sleep', '1'])"
-    ended = subprocess.run(
-        [sys.executable, "-c", command],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert "peak" in rows(ended.stderr)["host memory"]
+    monkeypatch.chdir(tmp_path)
+    command = ["gpuwarden", "run", "--", "sh", "-c", "echo ready; read line"]
+    launched = Process(command, tmp_path / "log", environment)
+    with end_processes(launched):
+        wait_until(lambda: "ready" in launched.output(), "the program")
+        wait_until(lambda: any(each.get("host_memory_peak_bytes") for each in live_runs(tmp_path)), "its memory")
+        launched.send_line("end")
+        assert launched.popen.wait(60) == 0
+        assert "peak" in rows(launched.output())["host memory"]
 
 
 @pytest.mark.parametrize(
@@ -86,9 +105,9 @@ def test_private_daemon_imports_nothing_of_the_program(environment: dict[str, st
         (signal.SIGTERM, "killed", "Process killed by a signal"),
     ],
 )
-def test_death_by_signal(number: signal.Signals, outcome: str, cause: str, environment: dict[str, str]) -> None:
+def test_death_by_signal(number: signal.Signals, outcome: str, cause: str, shared: dict[str, str]) -> None:
     """A signal that ends the program ends the command too, and the card says what it means."""
-    ended = launch(environment, "--", sys.executable, "-c", f"import os; os.kill(os.getpid(), {number})")
+    ended = launch(shared, "--", sys.executable, "-c", f"import os; os.kill(os.getpid(), {number})")
     assert ended.returncode == -number
     card = rows(ended.stderr)
     assert card["outcome"].startswith(f"{outcome} after ")
@@ -97,18 +116,18 @@ def test_death_by_signal(number: signal.Signals, outcome: str, cause: str, envir
     assert card["next step"]
 
 
-def test_place_of_a_crash(environment: dict[str, str], tmp_path: Path) -> None:
+def test_place_of_a_crash(shared: dict[str, str], tmp_path: Path) -> None:
     """The card has the Python line of a crash in native code."""
     program = tmp_path / "train.py"
     program.write_text("import ctypes\ndef step():\n    ctypes.string_at(0)\nstep()\n")
-    card = rows(launch(environment, "--", sys.executable, str(program)).stderr)
+    card = rows(launch(shared, "--", sys.executable, str(program)).stderr)
     assert card["cause"].startswith("Crash in native code")
     assert card["at"].replace(" ", "").endswith("train.py:3instep")
 
 
-def test_interrupt(environment: dict[str, str]) -> None:
+def test_interrupt(shared: dict[str, str]) -> None:
     """A Python program that an interrupt ends does so by the signal itself, as without the command."""
-    ended = launch(environment, "--", sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    ended = launch(shared, "--", sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGINT)")
     assert ended.returncode == -signal.SIGINT
     assert rows(ended.stderr)["outcome"].endswith("(ended by SIGINT)")
 
@@ -121,10 +140,10 @@ def test_death_by_nameless_signal(environment: dict[str, str]) -> None:
     assert "(ended by signal 37)" in rows(ended.stderr)["outcome"]
 
 
-def test_signals_are_passed_on(environment: dict[str, str], tmp_path: Path) -> None:
+def test_signals_are_passed_on(shared: dict[str, str], tmp_path: Path) -> None:
     """A signal to the command reaches the program, which decides what it means."""
-    command = [sys.executable, "-m", "gpuwarden", "run", "--", sys.executable, "-c", GUARDED]
-    launched = Process(command, tmp_path / "log", environment)
+    command = ["gpuwarden", "run", "--", sys.executable, "-c", GUARDED]
+    launched = Process(command, tmp_path / "log", shared)
     with end_processes(launched):
         wait_until(lambda: "ready" in launched.output(), "the program")
         launched.popen.send_signal(signal.SIGUSR1)
@@ -133,7 +152,7 @@ def test_signals_are_passed_on(environment: dict[str, str], tmp_path: Path) -> N
 
 def test_killed_command_leaves_no_daemon(environment: dict[str, str], tmp_path: Path) -> None:
     """The private daemon ends with the command, even if that is killed."""
-    command = [sys.executable, "-m", "gpuwarden", "run", "--", sys.executable, "-c", GUARDED]
+    command = ["gpuwarden", "run", "--", sys.executable, "-c", GUARDED]
     launched = Process(command, tmp_path / "log", environment)
     with end_processes(launched):
         wait_until(lambda: "ready" in launched.output(), "the program")
@@ -147,7 +166,7 @@ def test_killed_command_leaves_no_daemon(environment: dict[str, str], tmp_path: 
         wait_until(lambda: not socket.exists(), "the daemon's end")
 
 
-def test_python_error(environment: dict[str, str], tmp_path: Path) -> None:
+def test_python_error(shared: dict[str, str], tmp_path: Path) -> None:
     """The card has the error of a program that reports by itself, with its own line; in all formats."""
     script = tmp_path / "train.py"
     script.write_text(
@@ -159,7 +178,7 @@ def test_python_error(environment: dict[str, str], tmp_path: Path) -> None:
     )
     for suffix in ("json", "txt"):
         path = tmp_path / f"card.{suffix}"
-        ended = launch(environment, "--card", str(path), "--", sys.executable, str(script))
+        ended = launch(shared, "--card", str(path), "--", sys.executable, str(script))
         assert ended.returncode == 1
         assert rows(ended.stderr)["steps"].startswith("3")
         at = rows(ended.stderr)["at"].replace(" ", "")  # a long path is wrapped
@@ -172,25 +191,25 @@ def test_python_error(environment: dict[str, str], tmp_path: Path) -> None:
     assert (run["name"], run["steps"], run["pid"]) == ("train.py", 3, card["pid"])
 
 
-def test_name(environment: dict[str, str], tmp_path: Path) -> None:
+def test_name(shared: dict[str, str], tmp_path: Path) -> None:
     """A name given to the command is that of a program that counts steps too; by default it is the script's."""
     path, script = tmp_path / "card.json", tmp_path / "train.py"
     script.write_text("from gpuwarden import watch\nwith watch() as run:\n    run.step()\n")
     for name, options in (("mine", ["--name", "mine"]), ("train.py", [])):
-        launch(environment, *options, "--card", str(path), "--", sys.executable, str(script))
+        launch(shared, *options, "--card", str(path), "--", sys.executable, str(script))
         (run,) = json.loads(path.read_text())["runs"]
         assert run["name"] == name
 
 
-def test_program_that_ends_at_once(environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [pytest.param("short", marks=pytest.mark.slow), "x" * 100])
+def test_program_that_ends_at_once(environment: dict[str, str], tmp_path: Path, name: str) -> None:
     """It has its run on the card, also where the path of TMPDIR is too long for a socket in it."""
-    path, long = tmp_path / "card.json", tmp_path / ("x" * 100)
-    long.mkdir()
-    for folder in (tmp_path, long):
-        ended = launch({**environment, "TMPDIR": str(folder)}, "--card", str(path), "--", "true")
-        assert "no daemon" not in ended.stderr
-        (run,) = json.loads(path.read_text())["runs"]
-        assert (run["name"], run["outcome"]) == ("true", "finished")
+    path, folder = tmp_path / "card.json", tmp_path / name
+    folder.mkdir()
+    ended = launch({**environment, "TMPDIR": str(folder)}, "--card", str(path), "--", "true")
+    assert "no daemon" not in ended.stderr
+    (run,) = json.loads(path.read_text())["runs"]
+    assert (run["name"], run["outcome"]) == ("true", "finished")
 
 
 @pytest.mark.slow
@@ -212,10 +231,10 @@ def test_run_within_a_run(environment: dict[str, str]) -> None:
     assert rows(inner)["message"] == rows(outer)["message"] == "KeyError: 'gone'"
 
 
-def test_no_steps(environment: dict[str, str], tmp_path: Path) -> None:
+def test_no_steps(shared: dict[str, str], tmp_path: Path) -> None:
     """The card of a program whose steps nothing counted says how to get them; its run has none in the record."""
     path = tmp_path / "card.json"
-    ended = launch(environment, "--card", str(path), "--", sys.executable, "-c", "pass")
+    ended = launch(shared, "--card", str(path), "--", sys.executable, "-c", "pass")
     assert rows(ended.stderr)["steps"].endswith("other loops need gpuwarden.watch()")
     (run,) = json.loads(path.read_text())["runs"]
     assert "steps" not in run
@@ -226,14 +245,15 @@ def test_gpus_of_any_program(environment: dict[str, str], mock_nvml: MockNvml, t
     env = {**environment, **mock_nvml.env(gpus=2)}
     path = tmp_path / "card.json"
     command = ["sh", "-c", "echo pid $$; read line; exit 9"]
-    launched = Process(
-        [sys.executable, "-m", "gpuwarden", "run", "--card", str(path), "--", *command], tmp_path / "log", env
-    )
+    launched = Process(["gpuwarden", "run", "--card", str(path), "--", *command], tmp_path / "log", env)
     with end_processes(launched):
         wait_until(lambda: launched.output().endswith("\n"), "the program")
         pid = launched.output().split()[-1]
         mock_nvml.processes(1, {int(pid): 3 << 30})
-        wait_until(lambda: _uses_gpu(tmp_path, pid), "the daemon sees it")
+        wait_until(
+            lambda: any(each["pid"] == int(pid) and each.get("gpu_seconds") for each in live_runs(tmp_path)),
+            "its time on the GPU",
+        )
         launched.send_line("end")
         assert launched.popen.wait(60) == 9
     (run,) = json.loads(path.read_text())["runs"]
@@ -242,28 +262,21 @@ def test_gpus_of_any_program(environment: dict[str, str], mock_nvml: MockNvml, t
     assert device["gpu_seconds"] > 0
 
 
-def _uses_gpu(folder: Path, pid: str) -> bool:
-    for socket in folder.glob("gpuwarden-run-*/api.sock"):
-        command = ["curl", "-s", "--unix-socket", str(socket), "http://localhost/api/v1/runs"]
-        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        return any(
-            str(each["pid"]) == pid and each.get("gpu_seconds") for each in json.loads(listed or "{}").get("live", [])
-        )
-    return False
+def live_runs(folder: Path) -> list[dict[str, Any]]:
+    """Return the running runs of the private daemon whose folder is in this one."""
+    (api,) = folder.glob("gpuwarden-run-*/api.sock")
+    found: list[dict[str, Any]] = fetch_json(api, RUNS)["live"]
+    return found
 
 
-def test_daemon_of_the_machine(tmp_path: Path) -> None:
+def test_daemon_of_the_machine(daemon: Daemon, shared: dict[str, str], tmp_path: Path) -> None:
     """A daemon that answers is used, and shows the run; other runs are not on the card."""
-    daemon = Daemon(tmp_path / "daemon", "--source", "simulated")
-    with end_processes(daemon):
-        wait_until(lambda: daemon.samples().text, "a page")
-        environment = {"GPUWARDEN_SOCKET": str(daemon.socket)}
-        path = tmp_path / "card.json"
-        ended = launch(environment, "--name", "mine", "--card", str(path), "--", "sleep", "2")
-        assert ended.returncode == 0
-        (run,) = json.loads(path.read_text())["runs"]
-        assert (run["name"], run["outcome"]) == ("mine", "finished")
-        assert daemon.samples().all("gpuwarden_run_info", run_name="mine")
+    path = tmp_path / "card.json"
+    ended = launch(shared, "--name", "mine", "--card", str(path), "--", "true")
+    assert ended.returncode == 0
+    (run,) = json.loads(path.read_text())["runs"]
+    assert (run["name"], run["outcome"]) == ("mine", "finished")
+    wait_until(lambda: daemon.samples().all("gpuwarden_run_info", run_name="mine"), "the run on the page")
 
 
 @pytest.mark.parametrize(
@@ -285,31 +298,31 @@ def test_daemon_of_the_machine(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_use(arguments: list[str], status: int, text: str, environment: dict[str, str]) -> None:
+def test_wrong_use(arguments: list[str], status: int, text: str, shared: dict[str, str]) -> None:
     """A program that cannot be run has a shell's exit status, with what is wrong."""
-    ended = launch(environment, *arguments)
+    ended = launch(shared, *arguments)
     assert ended.returncode == status
     assert text in ended.stderr
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
 
 
-def test_card_that_cannot_be_written(environment: dict[str, str], tmp_path: Path) -> None:
+def test_card_that_cannot_be_written(shared: dict[str, str], tmp_path: Path) -> None:
     """The card is printed all the same, and the exit status is the program's, which removed the folder."""
     folder = tmp_path / "cards"
     folder.mkdir()
-    ended = launch(environment, "--card", str(folder / "card.txt"), "--", "rmdir", str(folder))
+    ended = launch(shared, "--card", str(folder / "card.txt"), "--", "rmdir", str(folder))
     assert ended.returncode == 0
     assert "cannot write the card" in ended.stderr
     assert rows(ended.stderr)["outcome"].startswith("finished")
 
 
-def test_output_that_nobody_reads(environment: dict[str, str]) -> None:
+def test_output_that_nobody_reads(shared: dict[str, str]) -> None:
     """The exit status is the program's, also where the card cannot be printed."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "gpuwarden", "run", "--", "sh", "-c", "exit 5"]
-    ended = subprocess.run(command, env=os.environ | environment, stderr=writer, timeout=60, check=False)
+    ended = subprocess.run(command, env=os.environ | shared, stderr=writer, timeout=60, check=False)
     os.close(writer)
     assert ended.returncode == 5
 
@@ -330,7 +343,7 @@ def test_hostile_names(environment: dict[str, str], tmp_path: Path) -> None:
 def test_signals_after_the_program(environment: dict[str, str], tmp_path: Path) -> None:
     """A second Ctrl-C, or a signal to end, while the card is made: it comes, nothing is left, and the status stays."""
     script = "for p in $(cat /proc/$PPID/task/$PPID/children); do [ $p = $$ ] || kill -STOP $p; done; exit 4"
-    command = [sys.executable, "-m", "gpuwarden", "run", "--", "sh", "-c", script]
+    command = ["gpuwarden", "run", "--", "sh", "-c", script]
     launched = Process(command, tmp_path / "log", environment)
     with end_processes(launched):
         wait_until(lambda: any(_state(each) == "T" for each in _children(launched.pid)), "the daemon stops")
@@ -354,9 +367,9 @@ print("interrupts", len(seen), flush=True)
 """
 
 
-def test_terminal(environment: dict[str, str]) -> None:
+def test_terminal(shared: dict[str, str]) -> None:
     """The program has the terminal itself; Ctrl-C reaches it once, and the card fits the width."""
-    with terminal("run", "--", sys.executable, "-c", COUNTING, env=environment) as screen:
+    with terminal("run", "--", sys.executable, "-c", COUNTING, env=shared) as screen:
         screen.wait_until(lambda text: "ready True" in text, "the program")
         screen.press(b"\x03")
         screen.wait_until(lambda text: "interrupts 1" in text, "one interrupt")
