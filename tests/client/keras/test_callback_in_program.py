@@ -93,13 +93,11 @@ def test_copies_within_a_fit(result: list[Message]) -> None:
     assert reports(result)[-1]["steps"] == 16
 
 
-@pytest.mark.frameworks
 def test_unchanged(result: Any) -> None:
     """Weights and history are the same with the callback as without."""
     assert result["watched"] == result["bare"]
 
 
-@pytest.mark.frameworks
 @pytest.mark.parametrize("result", ["disabled"], indirect=True)
 def test_disabled(result: bool) -> None:  # noqa: FBT001 - the case returned it
     """A disabled callback, by argument or environment, never connects."""
@@ -130,7 +128,6 @@ def test_physical_devices(result: Any) -> None:
     assert result == {"CPU:0": ["CPU:0", "CPU:1"]}
 
 
-@pytest.mark.frameworks
 def test_logs(result: Any) -> None:
     """Each epoch's logs have memory and the daemon's last headroom, for all callbacks after this one; none by default.
 
