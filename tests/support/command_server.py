@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
-import io
 import json
 import os
 import runpy
@@ -39,17 +38,18 @@ def skip_teardown() -> None:
 
 
 def set_up_process(order: dict[str, Any]) -> None:
-    """Give this process the environment, folder and files of the order."""
+    """Give this process the environment, folder and files of the order; a terminal becomes its own."""
+    os.setsid()
     os.environ.clear()
     os.environ.update(order["env"])
     time.tzset()
     os.chdir(order["folder"])
     for number, name in enumerate(order["files"]):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), number)
-    if encoding := os.environ.get("PYTHONIOENCODING"):
-        for stream in (sys.stdout, sys.stderr):
-            assert isinstance(stream, io.TextIOWrapper)
-            stream.reconfigure(encoding=encoding)
+    encoding = os.environ.get("PYTHONIOENCODING")
+    sys.stdin = os.fdopen(0, encoding=encoding, closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding=encoding, closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding, "backslashreplace", closefd=False)
     # The linker read LD_LIBRARY_PATH when this process began; a library that is loaded is found by its name.
     for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
         if Path(folder, DRIVER).exists():
