@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import selectors
 import sys
 import threading
@@ -46,7 +47,7 @@ class Clock:
             time.localtime: lambda seconds=None: gmtime(self.wall() if seconds is None else seconds),
         }
         with pytest.MonkeyPatch.context() as patch:
-            for function in list(_functions()):
+            for function in _functions_with_defaults():
                 defaults = function.__defaults__ or ()
                 if any(map(_is_in(replaced), defaults)):
                     replacements = tuple(replaced[each] if _is_in(replaced)(each) else each for each in defaults)
@@ -64,13 +65,19 @@ def _is_in(replaced: Mapping[Any, Any]) -> Callable[[object], bool]:
     return lambda default: isinstance(default, types.BuiltinFunctionType) and default in replaced
 
 
-def _functions() -> Iterator[types.FunctionType]:
-    """Yield the functions and methods of all loaded modules of the daemon."""
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "gpuwarden":
-            for value in vars(module).values():
-                members = vars(value).values() if isclass(value) else (value,)
-                yield from filter(isfunction, members)
+def _functions_with_defaults() -> list[types.FunctionType]:
+    """Return the functions and methods of all loaded modules of the daemon that have defaults."""
+    names = [name for name in list(sys.modules) if name.partition(".")[0] == "gpuwarden"]
+    return [function for name in names for function in _module_functions(name)]
+
+
+@functools.cache
+def _module_functions(name: str) -> list[types.FunctionType]:
+    found = []
+    for value in vars(sys.modules[name]).values():
+        members = vars(value).values() if isclass(value) else (value,)
+        found += [each for each in members if isfunction(each) and (each.__defaults__ or each.__kwdefaults__)]
+    return found
 
 
 class ClockCondition(threading.Condition):
