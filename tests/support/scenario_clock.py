@@ -47,7 +47,7 @@ class Clock:
             time.localtime: lambda seconds=None: gmtime(self.wall() if seconds is None else seconds),
         }
         with pytest.MonkeyPatch.context() as patch:
-            for function in _functions_with_defaults():
+            for function in _functions():
                 defaults = function.__defaults__ or ()
                 if any(map(_is_in(replaced), defaults)):
                     replacements = tuple(replaced[each] if _is_in(replaced)(each) else each for each in defaults)
@@ -62,22 +62,30 @@ class Clock:
 
 
 def _is_in(replaced: Mapping[Any, Any]) -> Callable[[object], bool]:
-    return lambda default: isinstance(default, types.BuiltinFunctionType) and default in replaced
+    return lambda default: _is_builtin(default) and default in replaced
 
 
-def _functions_with_defaults() -> list[types.FunctionType]:
-    """Return the functions and methods of all loaded modules of the daemon that have defaults."""
-    names = [name for name in list(sys.modules) if name.partition(".")[0] == "gpuwarden"]
-    return [function for name in names for function in _module_functions(name)]
+def _functions() -> list[types.FunctionType]:
+    """Return the functions and methods of all loaded modules of the daemon that may have a clock as default."""
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "gpuwarden"]
+    return [function for module in modules for function in _module_functions(module)]
 
 
 @functools.cache
-def _module_functions(name: str) -> list[types.FunctionType]:
-    found = []
-    for value in vars(sys.modules[name]).values():
+def _module_functions(module: types.ModuleType) -> list[types.FunctionType]:
+    found: list[types.FunctionType] = []
+    for value in vars(module).values():
         members = vars(value).values() if isclass(value) else (value,)
-        found += [each for each in members if isfunction(each) and (each.__defaults__ or each.__kwdefaults__)]
+        found += [each for each in members if isfunction(each) and any(map(_is_builtin, _defaults(each)))]
     return found
+
+
+def _defaults(function: types.FunctionType) -> list[object]:
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def _is_builtin(default: object) -> bool:
+    return isinstance(default, types.BuiltinFunctionType)
 
 
 class ClockCondition(threading.Condition):
