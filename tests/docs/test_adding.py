@@ -114,7 +114,7 @@ print(decode(encode(run.state)).step_max, json_from_record(record)["step_max_sec
 print(dict(list_figure_rows(record, card=True))["longest step"])
 """
     assert copy.python("-c", program) == "2.0 9.0\n9.0s\n"
-    assert copy.gpuwarden("reference", "api").count("`step_max_seconds`") == 2
+    assert copy.gpuwarden("reference api").count("`step_max_seconds`") == 2
 
 
 def test_owner_kind(tmp_path: Path) -> None:
