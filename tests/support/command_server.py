@@ -26,11 +26,11 @@ from gpuwarden.cli.parser import COMMANDS
 
 DRIVER = "libnvidia-ml.so.1"
 
-statuses: list[int] = []  # exit status of the command, once it has one
+statuses: list[int] = []  # exit status of the command or script, once it has one
 
 
 def skip_teardown() -> None:
-    """End the process of a command: freeing its objects would copy the memory that it shares with the server."""
+    """End this forked process at once: to free its objects would copy the memory that it shares with the server."""
     if statuses:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -81,10 +81,9 @@ if __name__ == "__main__":
     atexit.register(skip_teardown)  # what the command registers is called before
     gc.freeze()
     script = serve()
-    if script:
-        runpy.run_path(script, run_name="__main__")
-    else:
-        try:
-            statuses.append(main())
-        except SystemExit as end:  # argparse's, after --help and wrong arguments
-            statuses.append(int(end.code or 0))
+    try:
+        if script:
+            runpy.run_path(script, run_name="__main__")
+        statuses.append(0 if script else main())
+    except SystemExit as end:  # argparse's, after --help and wrong arguments
+        statuses.append(int(end.code or 0))
