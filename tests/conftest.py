@@ -1,8 +1,10 @@
 """Fixtures for all tests, and the rule that nothing is skipped in CI."""
 
+import gc
 import importlib.util
 import os
 import signal
+from collections.abc import Generator
 
 import hypothesis
 import pytest
@@ -18,6 +20,17 @@ for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 pytest_plugins = ["run_socket_fixtures", "kernel_log_fifo", "mock_nvml.fixtures"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without looking for garbage, and leave what they are out of later searches: it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,17 @@ TESTS = sorted((REPOSITORY / "tests" / "rules").glob("*.yml"))
 PLAIN = {0, 0.5, 1, 2, 60, 100, 3600, 86400, 2**10, 2**20, 2**30}
 
 
+@functools.cache
+def shipped_alerts() -> dict[str, dict[str, Any]]:
+    """Return the alerts of the rules that are installed, by name."""
+    return _alerts(RULES.read_text())
+
+
 def _alerts(text: str) -> dict[str, dict[str, Any]]:
     groups = yaml.safe_load(text)["groups"]
     return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
 
 
-ALERTS = _alerts(RULES.read_text())
 EXPRESSIONS = {**prometheus_rules.RECORDED, **{name: alert.expr for name, alert in conditions.ALERTS.items()}}
 SHIPPED = Choices().values()
 
@@ -55,8 +61,8 @@ def test_every_alert_has_a_rule_test() -> None:
     checks = [check for path in TESTS for test in _tests(path) for check in test.get("alert_rule_test", ())]
     fired = {check["alertname"] for check in checks if check.get("exp_alerts")}
     silent = {check["alertname"] for check in checks if not check.get("exp_alerts")}
-    assert ALERTS.keys() - fired == set()
-    assert ALERTS.keys() - silent == {"GpuwardenWatchdog"}
+    assert shipped_alerts().keys() - fired == set()
+    assert shipped_alerts().keys() - silent == {"GpuwardenWatchdog"}
 
 
 def _tests(path: Path) -> list[dict[str, Any]]:
@@ -72,7 +78,8 @@ def test_metrics_and_labels_exist() -> None:
         name: found for name, query in queries.items() if (found := find_unknown_names(fill_places(query, values)))
     }
     asked = {
-        name: re.findall(r"gpuwarden[_:][\w:]+", row["annotations"]["description"]) for name, row in ALERTS.items()
+        name: re.findall(r"gpuwarden[_:][\w:]+", row["annotations"]["description"])
+        for name, row in shipped_alerts().items()
     }
     wrong_texts = {name: left for name, found in asked.items() if (left := set(found) - set(SAMPLES))}
     assert (wrong, wrong_texts) == ({}, {})
@@ -106,7 +113,7 @@ def test_each_setting_is_set() -> None:
 def test_template_labels_are_in_the_result() -> None:
     """A description uses only labels of its expression's result."""
     wrong = {}
-    for name, alert in ALERTS.items():
+    for name, alert in shipped_alerts().items():
         carried = parse_grouping(alert["expr"]).union(
             *(SAMPLES[series] for series, _ in parse_selectors(alert["expr"]))
         )
@@ -121,11 +128,11 @@ def test_template_labels_are_in_the_result() -> None:
 
 def test_critical_alert_fires_over_a_daemon_restart() -> None:
     """A critical alert is not resolved by a daemon restart: it fires until GpuwardenDown does."""
-    least = DURATION.read(ALERTS["GpuwardenDown"]["for"]) + 15  # plus one scrape and one evaluation
+    least = DURATION.read(shipped_alerts()["GpuwardenDown"]["for"]) + 15  # plus one scrape and one evaluation
     critical = [
         name for name, rule in conditions.ALERTS.items() if rule.severity == "critical" and name != "GpuwardenDown"
     ]
-    assert [name for name in critical if DURATION.read(ALERTS[name]["keep_firing_for"]) < least] == []
+    assert [name for name in critical if DURATION.read(shipped_alerts()[name]["keep_firing_for"]) < least] == []
 
 
 SUBJECTS = {"run": "$labels.run_name", "gpu": "$labels.gpu", "box": "$labels.instance"}  # in summaries
@@ -135,7 +142,7 @@ def test_alert_has_summary_and_links() -> None:
     """Each alert has a severity, a summary with its subject, and links to pages of its daemon."""
     wrong = [
         name
-        for name, alert in ALERTS.items()
+        for name, alert in shipped_alerts().items()
         for texts in [alert["annotations"]]
         if alert["labels"]["severity"] not in {"critical", "warning", "info"}
         or SUBJECTS[conditions.ALERTS[name].subject] not in texts["summary"]
@@ -152,13 +159,13 @@ XID_ALERTS: dict[str, Severity] = {"GpuXidCritical": "critical", "GpuXidWarning"
 @pytest.mark.parametrize(("alert", "severity"), XID_ALERTS.items())
 def test_xid_alert_has_the_severity_of_the_event(alert: str, severity: Severity) -> None:
     """Each of the two alerts matches the events of its severity, whatever their code."""
-    assert re.findall(r"xid_severity_\w+\{(.*?)\}", ALERTS[alert]["expr"]) == [f'severity="{severity}"']
+    assert re.findall(r"xid_severity_\w+\{(.*?)\}", shipped_alerts()[alert]["expr"]) == [f'severity="{severity}"']
 
 
 @pytest.mark.parametrize(("alert", "severity"), XID_ALERTS.items())
 def test_xid_description_has_the_tables_action(alert: str, severity: Severity) -> None:
     """For each code the description ends in the action from the table."""
-    description = ALERTS[alert]["annotations"]["description"]
+    description = shipped_alerts()[alert]["annotations"]["description"]
     cases = re.findall(r'if match "\^\(([\d|]+)\)\$" \$labels.xid }}([^{]+?) *{{', description)
     otherwise = re.search(r"{{- else }}([^{]+){{ end }}$", description)
     assert otherwise is not None

@@ -16,7 +16,6 @@ from recorded_captures import record_capture, replay_capture
 from simulated_box import Box
 
 from gpuwarden.capture.capture_file import (
-    MAX_BYTES,
     MAX_FRAMES,
     MIG_HANDLE,
     Capture,
@@ -141,11 +140,12 @@ class TestLoading:
         with pytest.raises(CaptureError, match="corrupted"):
             load_capture(file)
 
-    def test_endless_file(self, tmp_path: Path) -> None:
+    def test_endless_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A small file that unpacks to more than the limit is not unpacked."""
+        monkeypatch.setattr("gpuwarden.capture.capture_file.MAX_BYTES", 1 << 20)
         file = tmp_path / "bomb.json.gz"
-        file.write_bytes(gzip.compress(b" " * (MAX_BYTES + 1)))
-        with pytest.raises(CaptureError, match=f"longer than {MAX_BYTES} bytes"):
+        file.write_bytes(gzip.compress(b" " * ((1 << 20) + 1)))
+        with pytest.raises(CaptureError, match=f"longer than {1 << 20} bytes"):
             load_capture(file)
 
     @given(st.binary(max_size=80), st.integers(0, 10_000))

@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from commands import run_command
+from commands import COMMAND, run_command
 from services import Daemon, end_processes, wait_until
 from stand_in_server import serve_answers
 
@@ -42,12 +42,6 @@ def bundle(folder: Path, config: Path, *arguments: str) -> tuple[dict[str, str],
     with tarfile.open(path) as archive:
         members = {Path(each.name).name: archive.extractfile(each) for each in archive.getmembers()}
         return {name: file.read().decode() for name, file in members.items() if file}, done.stdout
-
-
-def run_wrapped(path: Path, config: Path, *wrapper: str) -> subprocess.CompletedProcess[str]:
-    """Run the command, by a wrapper."""
-    command = [*wrapper, sys.executable, "-m", "gpuwarden", "debug-bundle", str(path), "--config", str(config)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def settings(folder: Path, socket_path: Path, *more: str) -> Path:
@@ -146,7 +140,7 @@ def test_existing_files_are_kept(tmp_path: Path, name: str) -> None:
     target, path = tmp_path / "target", tmp_path / name
     target.write_text("of another user")
     (tmp_path / "link").symlink_to(target)
-    done = run_wrapped(path, settings(tmp_path, tmp_path / "run.sock"))
+    done = run_command("debug-bundle", str(path), "--config", str(settings(tmp_path, tmp_path / "run.sock")))
     assert (done.returncode, done.stderr) == (1, f"gpuwarden: {path}: File exists\n")
     assert target.read_text() == "of another user"
 
@@ -154,7 +148,8 @@ def test_existing_files_are_kept(tmp_path: Path, name: str) -> None:
 def test_full_disk(tmp_path: Path) -> None:
     """An archive that cannot be written whole is removed."""
     path = tmp_path / "bundle.tar.gz"
-    done = run_wrapped(path, settings(tmp_path, tmp_path / "run.sock"), "prlimit", "--fsize=512")
+    command = [*COMMAND, "debug-bundle", str(path), "--config", str(settings(tmp_path, tmp_path / "run.sock"))]
+    done = subprocess.run(["prlimit", "--fsize=512", *command], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (1, f"gpuwarden: {path}: File too large\n")
     assert not path.exists()
 

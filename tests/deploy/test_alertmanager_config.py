@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -119,7 +120,8 @@ def test_inhibition_section_is_current() -> None:
     assert CONFIGURATION.read_text().endswith(f"\n\n{printed}")
 
 
-def _fired_labels() -> dict[str, list[dict[str, str]]]:
+@functools.cache
+def fired_labels() -> dict[str, list[dict[str, str]]]:
     """Return the labels of each alert that fires in the rule tests, as Prometheus sets them."""
     found = defaultdict(list)
     for path in UNIT_TESTS:
@@ -130,9 +132,6 @@ def _fired_labels() -> dict[str, list[dict[str, str]]]:
     return found
 
 
-FIRED = _fired_labels()
-
-
 def test_inhibition_labels_exist() -> None:
     """Each target has the labels in `equal`: without them, it would be inhibited by any source without them.
 
@@ -140,14 +139,14 @@ def test_inhibition_labels_exist() -> None:
     """
     for each in INHIBITIONS:
         for target in each.targets or ALERTS.keys() - {each.source, "GpuwardenWatchdog"}:
-            for labels in FIRED[target]:
+            for labels in fired_labels()[target]:
                 assert set(each.equal) - SITE <= labels.keys(), (target, labels)
-        assert any(set(each.equal) - SITE <= labels.keys() for labels in FIRED[each.source]), each
+        assert any(set(each.equal) - SITE <= labels.keys() for labels in fired_labels()[each.source]), each
 
 
 def test_group_labels_exist() -> None:
     """Each label that groups alerts exists on some alert."""
-    carried = {"alertname"}.union(*(labels for every in FIRED.values() for labels in every))
+    carried = {"alertname"}.union(*(labels for every in fired_labels().values() for labels in every))
     route = yaml.safe_load(fill_placeholders())["route"]
     for each in [route, *route["routes"]]:
         assert set(each.get("group_by", ())) <= carried

@@ -15,7 +15,7 @@ from services import ROOT
 from system_parts import needs
 
 PAGE = (ROOT / "docs/engineering/adding.md").read_text(encoding="utf-8")
-COPIED = ("src", "deploy/prometheus", "tests/error_messages", "tests/owners", "tests/rules", "tests/support")
+COPIED = ("src", "tests/error_messages", "tests/owners", "tests/rules", "tests/support")
 
 
 class Copy:
@@ -23,13 +23,26 @@ class Copy:
 
     def __init__(self, heading: str, folder: Path) -> None:
         self.folder = folder
-        for path in COPIED:
-            shutil.copytree(ROOT / path, folder / path, ignore=shutil.ignore_patterns("__pycache__"))
         diff = re.search(rf"^## {heading}\n.*?^```diff\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
         assert diff
         self.changed = re.findall(r"^\+\+\+ b/(.*)$", diff[1], re.MULTILINE)
+        for path in COPIED:
+            (folder / path).parent.mkdir(exist_ok=True)
+            self._copy(ROOT / path, folder / path)
         apart = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
         subprocess.run(["git", "apply", "-"], cwd=folder, env=apart, input=diff[1], text=True, check=True)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        """Copy the files that the diff changes, and link the others: their folders, with what is compiled there."""
+        if not any((ROOT / path).is_relative_to(source) for path in self.changed):
+            target.symlink_to(source)
+        elif source.is_dir():
+            target.mkdir()
+            for each in source.iterdir():
+                if each.name != "__pycache__":
+                    self._copy(each, target / each.name)
+        else:
+            shutil.copy(source, target)
 
     def python(self, *arguments: str) -> str:
         """Run Python in the copy, and return what it prints."""
@@ -46,9 +59,10 @@ class Copy:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def gpuwarden(self, *arguments: str) -> str:
-        """Run a command of the copy's gpuwarden."""
-        return self.python("-m", "gpuwarden", *arguments)
+    def gpuwarden(self, *commands: str) -> str:
+        """Run commands of the copy's gpuwarden, and return what they print."""
+        program = f"from gpuwarden.cli.main import main\nfor each in {commands}: assert main(each.split()) == 0"
+        return self.python("-c", program)
 
 
 def test_metric(tmp_path: Path) -> None:
@@ -56,10 +70,9 @@ def test_metric(tmp_path: Path) -> None:
     copy = Copy("A metric", tmp_path)
     assert len(copy.changed) == 2
     name = "gpuwarden_gpu_pcie_link_bandwidth_bytes_per_second"
-    assert re.search(
-        rf'^{name}{{uuid="GPU-[^"]+"}} [1-9]', copy.gpuwarden("once", "--source", "simulated"), re.MULTILINE
-    )
-    assert f"`{name}`" in copy.gpuwarden("reference", "metrics")
+    printed = copy.gpuwarden("once --source simulated", "reference metrics")
+    assert re.search(rf'^{name}{{uuid="GPU-[^"]+"}} [1-9]', printed, re.MULTILINE)
+    assert f"`{name}`" in printed
 
 
 def test_figure_of_a_run(tmp_path: Path) -> None:
@@ -79,7 +92,7 @@ print([line.split() for line in render_details(record, {}, 80) if line.startswit
 print(dict(list_figure_rows(record, card=True))["retries"])
 """
     assert copy.python("-c", program) == "2 False\n[['retries', '2']]\n2\n"
-    assert copy.gpuwarden("reference", "api").count("`oom_retries`") == 2
+    assert copy.gpuwarden("reference api").count("`oom_retries`") == 2
 
 
 def test_figure_of_the_client(tmp_path: Path) -> None:
@@ -101,7 +114,7 @@ print(decode(encode(run.state)).step_max, json_from_record(record)["step_max_sec
 print(dict(list_figure_rows(record, card=True))["longest step"])
 """
     assert copy.python("-c", program) == "2.0 9.0\n9.0s\n"
-    assert copy.gpuwarden("reference", "api").count("`step_max_seconds`") == 2
+    assert copy.gpuwarden("reference api").count("`step_max_seconds`") == 2
 
 
 def test_owner_kind(tmp_path: Path) -> None:
@@ -115,19 +128,18 @@ unit = CgroupOwner(systemd_unit="jupyter-ada-singleuser.service")
 print(ResolverBench().join({1: identity(1000, unit)}, gpu(0, held={1: 5})).memory["GPU-0", "notebook", "ada"])
 """
     assert copy.python("-c", program) == "5\n"
-    (info,) = (
-        line for line in copy.gpuwarden("reference", "metrics").splitlines() if "`gpuwarden_process_info`" in line
-    )
+    (info,) = (line for line in copy.gpuwarden("reference metrics").splitlines() if "`gpuwarden_process_info`" in line)
     assert "`notebook`" in info
-    assert "`notebook`" in copy.gpuwarden("reference", "api")
+    assert "`notebook`" in copy.gpuwarden("reference api")
 
 
 def test_condition(tmp_path: Path) -> None:
     """The alert is in the rules and in the alerts' reference, and the detector finds it."""
     copy = Copy("A condition with an alert", tmp_path)
     assert len(copy.changed) == 2
-    assert "alert: GpuPowerLimitLowered" in copy.gpuwarden("rules")
-    assert "## GpuPowerLimitLowered" in copy.gpuwarden("reference", "alerts")
+    printed = copy.gpuwarden("rules", "reference alerts")
+    assert "alert: GpuPowerLimitLowered" in printed
+    assert "## GpuPowerLimitLowered" in printed
     program = """
 from dataclasses import replace
 from gpuwarden.gpu.metrics import GpuReadings
@@ -147,7 +159,8 @@ def test_condition_passes_its_rule_test(tmp_path: Path) -> None:
     promtool = needs("promtool", "prometheus")
     copy = Copy("A condition with an alert", tmp_path)
     (test,) = (path for path in copy.changed if path.startswith("tests/rules/"))
-    (tmp_path / "deploy/prometheus/rules/gpuwarden.yml").write_text(copy.gpuwarden("rules"), encoding="utf-8")
+    (rules := tmp_path / "deploy/prometheus/rules/gpuwarden.yml").parent.mkdir(parents=True)
+    rules.write_text(copy.gpuwarden("rules"), encoding="utf-8")
     subprocess.run([promtool, "test", "rules", tmp_path / test], check=True)
 
 

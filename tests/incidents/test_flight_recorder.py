@@ -10,13 +10,14 @@ import pytest
 import scenario_clock
 from failure_stages import OOM_KILL, fail_run
 from scenario_daemon import GIB, INTERVAL, Box, run_scenario
-from scenarios import GPU_IS_LOST, SIGKILL, Stage, Trainer
+from scenarios import GPU_IS_LOST, SIGKILL, Stage
 
 from gpuwarden.cli.incidents.host_incident import HostIncident
 from gpuwarden.cli.incidents.incident_report import run_lines
 from gpuwarden.history.series import WINDOW_SECONDS
+from gpuwarden.incidents import facts, flight_recorder
 from gpuwarden.incidents.causes import STALL_REACH_SECONDS
-from gpuwarden.incidents.flight_recorder import AFTER_SECONDS, BURST, JOIN_SECONDS, MAX_EVENTS, MAX_OPEN
+from gpuwarden.incidents.flight_recorder import AFTER_SECONDS, BURST, JOIN_SECONDS, MAX_OPEN
 from gpuwarden.incidents.incident import Incident
 from gpuwarden.incidents.incident_builder import MAX_PROCESSES
 from gpuwarden.incidents.incident_store import IncidentStore
@@ -247,17 +248,13 @@ def test_xid_has_the_words_of_its_severity(tmp_path: Path) -> None:
     assert words.meaning[1:].rstrip(".") in found["finding"]["text"]
 
 
-def test_full_incident_swallows_nothing(tmp_path: Path) -> None:
+def test_full_incident_swallows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An incident that one user has filled with events leaves a GPU that is lost one of its own."""
+    monkeypatch.setattr(flight_recorder, "MAX_EVENTS", 8)
 
     async def script(stage: Stage) -> None:
-        runs: list[Trainer] = []
-        for _ in range(2):
-            runs += [
-                stage.train(f"r{len(runs) + number}", gpus=(1,), uid=1002, in_use=GIB // 4)
-                for number in range(MAX_EVENTS // 2 + 1)
-            ]
-            await stage.advance(60)
+        runs = [stage.train(f"r{number}", gpus=(1,), uid=1002, in_use=GIB // 4) for number in range(10)]
+        await stage.advance(60)
         for run in runs:
             fail_run(run, "device_oom", "ResourceExhaustedError", "OOM", None)
         await stage.advance(20)
@@ -269,7 +266,7 @@ def test_full_incident_swallows_nothing(tmp_path: Path) -> None:
 
 
 def test_many_events_of_a_poll_are_one_freeze(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred runs that fail at once do not block the daemon a hundred times: each incident is stored once a poll."""
+    """Ten runs that fail at once do not block the daemon ten times: each incident is stored once a poll."""
     stored: list[str] = []
     put = IncidentStore.put
 
@@ -280,7 +277,7 @@ def test_many_events_of_a_poll_are_one_freeze(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(IncidentStore, "put", count)
 
     async def script(stage: Stage) -> None:
-        runs = [stage.train(f"r{number}", gpus=(1,), uid=1002, in_use=GIB // 4) for number in range(50)]
+        runs = [stage.train(f"r{number}", gpus=(1,), uid=1002, in_use=GIB // 4) for number in range(10)]
         await stage.advance(60)
         for run in runs:
             fail_run(run, "device_oom", "ResourceExhaustedError", "OOM", None)
@@ -290,11 +287,12 @@ def test_many_events_of_a_poll_are_one_freeze(tmp_path: Path, monkeypatch: pytes
     assert len(record_incidents(tmp_path, script)) == 1
 
 
-def test_flood_of_errors_does_not_hide_a_lost_gpu(tmp_path: Path) -> None:
-    """Hundreds of errors of one user's runs leave the loss of their GPU in the finding."""
+def test_flood_of_errors_does_not_hide_a_lost_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More errors of one user's runs than an incident has facts leave the loss of their GPU in the finding."""
+    monkeypatch.setattr(facts, "MAX_FACTS", 32)
 
     async def script(stage: Stage) -> None:
-        runs = [stage.train(f"r{number}", gpus=(1,), uid=1002, in_use=GIB // 4) for number in range(40)]
+        runs = [stage.train(f"r{number}", gpus=(1,), uid=1002, in_use=GIB // 4) for number in range(10)]
         await stage.advance(60)
         for _ in range(4):
             for run in runs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 
 import promql_parser as promql
@@ -26,10 +27,11 @@ def _samples() -> Iterator[tuple[str, frozenset[str]]]:
                 yield row.name, labels
 
 
-def _parts(expression: str) -> list[promql.Expr]:
+@functools.cache
+def _parts(expression: str) -> tuple[promql.Expr, ...]:
     parts: list[promql.Expr] = []
     promql.walk(promql.parse(expression), parts.append)
-    return parts
+    return tuple(parts)
 
 
 def parse_selectors(expression: str) -> list[tuple[str, frozenset[str]]]:

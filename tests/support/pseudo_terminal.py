@@ -7,8 +7,6 @@ import os
 import pty
 import re
 import select
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +15,7 @@ from struct import pack
 from typing import Any
 
 import pyte
+from commands import ForkedProcess
 
 ALTERNATE_ON, ALTERNATE_OFF, CURSOR_ON = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
 
@@ -30,15 +29,7 @@ class Terminal:
         own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
         environment = {**own, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "TZ": "UTC", **(env or {})}
         self.modes = termios.tcgetattr(self._theirs)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpuwarden", *arguments],
-            stdin=self._theirs,
-            stdout=self._theirs,
-            stderr=self._theirs,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - one call; so Ctrl-C is a signal
-        )
+        self.process = ForkedProcess(arguments, [os.ttyname(self._theirs)] * 3, environment)
         self.written = b""
         self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
@@ -100,7 +91,7 @@ class Terminal:
             self._read_within(0.05)
             assert time.monotonic() < end, self.text()
         self.read_output()
-        return self.process.returncode
+        return self.process.wait()
 
     def read_modes(self) -> list[Any]:
         """Return how the terminal is set."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import selectors
 import sys
 import threading
@@ -46,7 +47,7 @@ class Clock:
             time.localtime: lambda seconds=None: gmtime(self.wall() if seconds is None else seconds),
         }
         with pytest.MonkeyPatch.context() as patch:
-            for function in list(_functions()):
+            for function in _functions():
                 defaults = function.__defaults__ or ()
                 if any(map(_is_in(replaced), defaults)):
                     replacements = tuple(replaced[each] if _is_in(replaced)(each) else each for each in defaults)
@@ -61,16 +62,30 @@ class Clock:
 
 
 def _is_in(replaced: Mapping[Any, Any]) -> Callable[[object], bool]:
-    return lambda default: isinstance(default, types.BuiltinFunctionType) and default in replaced
+    return lambda default: _is_builtin(default) and default in replaced
 
 
-def _functions() -> Iterator[types.FunctionType]:
-    """Yield the functions and methods of all loaded modules of the daemon."""
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "gpuwarden":
-            for value in vars(module).values():
-                members = vars(value).values() if isclass(value) else (value,)
-                yield from filter(isfunction, members)
+def _functions() -> list[types.FunctionType]:
+    """Return the functions and methods of all loaded modules of the daemon that may have a clock as default."""
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "gpuwarden"]
+    return [function for module in modules for function in _module_functions(module)]
+
+
+@functools.cache
+def _module_functions(module: types.ModuleType) -> list[types.FunctionType]:
+    found: list[types.FunctionType] = []
+    for value in vars(module).values():
+        members = vars(value).values() if isclass(value) else (value,)
+        found += [each for each in members if isfunction(each) and any(map(_is_builtin, _defaults(each)))]
+    return found
+
+
+def _defaults(function: types.FunctionType) -> list[object]:
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def _is_builtin(default: object) -> bool:
+    return isinstance(default, types.BuiltinFunctionType)
 
 
 class ClockCondition(threading.Condition):

@@ -37,6 +37,7 @@ from gpuwarden.config.loader import load
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import Source
+from gpuwarden.history.event_log import Event
 from gpuwarden.host import host_sampler, procfs
 from gpuwarden.host.host_reader import Host, HostMemory, HostSpace
 from gpuwarden.host.process_key import ProcessKey
@@ -201,6 +202,7 @@ class Box:
         self._selector = selector
         self._now: list[str] = []  # lines of the poll under way
         self._seen_events: set[str] = set()
+        self._logged_events: list[Event] = []
         self._folder = folder
         self._box = ScriptedSimulation(self.cards, clock.monotonic)
         self._reports: list[tuple[ProcessKey, Message]] = []
@@ -473,6 +475,10 @@ class Box:
         return True
 
     async def _record_events(self) -> None:
+        logged = self._daemon.flight_recorder.events.newest_first()
+        if logged == self._logged_events:
+            return
+        self._logged_events = logged
         events = json.loads(await self._get("/api/v1/state"))["events"]
         new = [each for each in events if _event_key(each) not in self._seen_events]
         self._seen_events.update(map(_event_key, events))

@@ -19,6 +19,7 @@ from gpuwarden.alerts.delivery import validation
 from gpuwarden.alerts.delivery.message import Message
 from gpuwarden.alerts.delivery.webhook import WebhookTarget
 from gpuwarden.cli.commands import notify_command
+from gpuwarden.cli.main import main
 from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.config.secrets import NOT_ASCII, Secret
 from tests.config.test_schema import problems
@@ -191,19 +192,12 @@ def test_token_outside_ascii_is_a_warning() -> None:
     assert dict(found) == {"notify.webhook_token": f"the configuration {NOT_ASCII}"}
 
 
-def test_missing_apprise(tmp_path: Path) -> None:
+def test_missing_apprise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """If apprise is not installed, the check says how to install it."""
     config = tmp_path / "config.yaml"
     config.write_text("notify: {apprise: 'json://127.0.0.1/'}")
-    program = (
-        "import sys, importlib.util as u; f = u.find_spec\n"
-        "u.find_spec = lambda name: None if name == 'apprise' else f(name)\n"
-        "from gpuwarden.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program, "check-config", str(config)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0
-    assert f"{config}: warning: notify.apprise: needs the package apprise" in ended.stderr
-    assert f"{sys.executable} -m pip install apprise" in ended.stderr
+    monkeypatch.setattr(validation, "find_spec", lambda _name: None)
+    assert main(["check-config", str(config)]) == 0
+    printed = capsys.readouterr().err
+    assert f"{config}: warning: notify.apprise: needs the package apprise" in printed
+    assert f"{sys.executable} -m pip install apprise" in printed

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
-import termios
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from struct import pack
 
 import pytest
 from commands import run_command
+from pseudo_terminal import terminal
 from run_record_cases import BEGAN, example_record
 from services import Daemon, end_processes, free_port
 from stand_in_server import serve_answers
@@ -74,24 +71,9 @@ def run(*arguments: str, port: int, env: dict[str, str] | None = None) -> subpro
 
 def in_terminal(*arguments: str, port: int) -> str:
     """Run it in a terminal of 80 columns, and return what it writes there."""
-    command = [sys.executable, "-m", "gpuwarden", "runs", *arguments, "--listen", f"127.0.0.1:{port}"]
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 24, COLUMNS, 0, 0))
-    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
-        os.close(theirs)
-        written = b""
-        while True:
-            try:
-                read = os.read(ours, 65536)
-            except OSError:  # the other end is closed: how Linux ends a terminal
-                break
-            if not read:
-                break
-            written += read
-        assert process.wait(60) == 0, written
-    os.close(ours)
-    return written.decode().replace("\r\n", "\n")
+    with terminal("runs", *arguments, "--listen", f"127.0.0.1:{port}", columns=COLUMNS) as shown:
+        assert shown.wait() == 0, shown.written
+        return shown.written.decode().replace("\r\n", "\n")
 
 
 def cells(line: str) -> int:

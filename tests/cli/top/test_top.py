@@ -5,18 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_command
 from pseudo_terminal import ALTERNATE_OFF, ALTERNATE_ON, CURSOR_ON, list_control_sequences, terminal
 from rich.cells import cell_len
 from rich.console import Console
@@ -51,15 +49,6 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def at(port: int) -> tuple[str, ...]:
     """Return the arguments that name a daemon."""
     return "top", "--listen", f"127.0.0.1:{port}"
-
-
-def ran(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run a command without a terminal."""
-    command = [sys.executable, "-m", "gpuwarden", *arguments]
-    own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    return subprocess.run(
-        command, capture_output=True, timeout=60, check=False, env={**own, **(env or {})}, stdin=subprocess.DEVNULL
-    )
 
 
 def test_gpus_of_a_run() -> None:
@@ -253,20 +242,22 @@ def test_other_daemons_are_named() -> None:
     with server(503, b"") as port:
         with pytest.raises(ApiError, match="cannot read its run database; see its log"):
             fetch_json(Address("127.0.0.1", port), f"{RUNS}?limit=1")
-        done = ran(*at(port), "--once")
-        assert (done.returncode, done.stdout) == (1, b"")
-        assert "has no successful poll" in done.stderr.decode()
+        done = run_command(*at(port), "--once")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "has no successful poll" in done.stderr
 
 
-def test_once_without_a_terminal(box: Daemon) -> None:
+def test_once_without_a_terminal(box: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """--once prints 80 columns of plain text, all GPUs and no control characters."""
-    done = ran(*at(box.port), "--once", env={"LC_ALL": "C.UTF-8"})
-    text = done.stdout.decode()
-    assert (done.returncode, done.stderr) == (0, b"")
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    done = run_command(*at(box.port), "--once")
+    text = done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
     assert max(map(cell_len, text.splitlines())) <= 80
     assert sum("/79.6 GiB " in line for line in text.splitlines()) == 8
     assert {character for character in text if not character.isprintable()} == {"\n"}
-    wider = ran(*at(box.port), "--once", env={"LC_ALL": "C.UTF-8", "COLUMNS": "160"}).stdout.decode()
+    wider = run_command(*at(box.port), "--once", env={"COLUMNS": "160"}).stdout
     assert 140 < max(map(cell_len, wider.splitlines())) <= 160
 
 
@@ -274,11 +265,11 @@ def test_json_for_scripts(box: Daemon) -> None:
     """--json prints the API's answer and exits, with --once or without; a pipe needs one of the two."""
     wait_until(lambda: "energy" in json.loads(fetch(f"{box.url}/api/v1/state")), "energy, from its second reading on")
     for arguments in (["--once", "--json"], ["--json"]):
-        done = ran(*at(box.port), *arguments)
+        done = run_command(*at(box.port), *arguments)
         assert json.loads(done.stdout).keys() == json.loads(fetch(f"{box.url}/api/v1/state")).keys()
-    piped = ran(*at(box.port))
+    piped = run_command(*at(box.port))
     assert piped.returncode == 1
-    assert b"top needs a terminal; use --once" in piped.stderr
+    assert "top needs a terminal; use --once" in piped.stderr
 
 
 def test_no_color(box: Daemon) -> None:
