@@ -77,16 +77,6 @@ def test_an_interpreter_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatc
     assert (tmp_path / "starts").read_text() == "started\n"
 
 
-@pytest.mark.parametrize("stream", [1, 2])
-def test_a_program_that_prints_without_end_is_ended(stream: int, tmp_path: Path) -> None:
-    """Neither of its streams is kept until the time limit."""
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nexec yes >&{stream}\n")
-    python.chmod(0o755)
-    found = run_rows(ENVIRONMENT_CHECKS, Context(python, dict(os.environ), tmp_path))["python.environment"]
-    assert (found.status, "prints without end" in found.found) == ("fail", True)
-
-
 def test_a_program_that_is_no_python_is_a_failure(tmp_path: Path) -> None:
     """It ends well, and prints something else or nothing."""
     for printed in ("usage: tool [FILE]", "", "{}", "[1]"):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import select
 import subprocess
 import sys
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +19,6 @@ from packaging.utils import canonicalize_name
 from gpuwarden.doctor.model import Context
 
 PATIENCE_SECONDS = 10.0  # for an interpreter on a slow network file system; a local one takes 25 ms
-_MAX_OUTPUT_BYTES = 1 << 20  # of an interpreter, which prints some KiB; another program may print without end
 # `-c` puts the working folder first on the path, as for a script there. Python before 3.10 cannot list its modules:
 # those of this interpreter stand for them.
 _PROGRAM = """import sys
@@ -135,47 +131,24 @@ def _read(
 def run_python(python: Path, program: str, *arguments: str, environ: Mapping[str, str]) -> str:
     """Run a short program with an interpreter and return its output. Raises InterpreterError."""
     try:
-        process = subprocess.Popen(
+        done = subprocess.run(
             [str(python), "-c", program, *arguments],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE_SECONDS,
+            check=False,
         )
     except OSError as error:
         raise InterpreterError(f"{python}: {error.strerror}") from None
-    with process:
-        try:
-            output, errors = _read_output(process)
-        except subprocess.TimeoutExpired:
-            raise InterpreterError(f"{python} did not answer within {PATIENCE_SECONDS:.0f} s") from None
-        except OverflowError:
-            raise InterpreterError(f"{python} is no Python: it prints without end") from None
-        finally:
-            process.kill()
-    if process.returncode:
-        last = (errors.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+    except subprocess.TimeoutExpired:
+        raise InterpreterError(f"{python} did not answer within {PATIENCE_SECONDS:.0f} s") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise InterpreterError(f"{python} failed: {last}")
-    return output
-
-
-def _read_output(process: subprocess.Popen[bytes]) -> list[str]:
-    """Return what a process prints, until it ends. Raises TimeoutExpired, and OverflowError for too much of it."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    pipes = [pipe for pipe in (process.stdout, process.stderr) if pipe is not None]
-    printed = {pipe: bytearray() for pipe in pipes}
-    while pipes:
-        ready = select.select(pipes, (), (), max(end - time.monotonic(), 0))[0]
-        if not ready:
-            raise subprocess.TimeoutExpired(process.args, PATIENCE_SECONDS)
-        for pipe in ready:
-            if not (piece := os.read(pipe.fileno(), _MAX_OUTPUT_BYTES)):
-                pipes.remove(pipe)
-            elif len(printed[pipe]) + len(piece) > _MAX_OUTPUT_BYTES:
-                raise OverflowError
-            printed[pipe] += piece
-    process.wait(max(end - time.monotonic(), 0))
-    return [each.decode(errors="replace") for each in printed.values()]
+    return done.stdout
 
 
 def _list_distributions(path: tuple[str, ...]) -> Mapping[str, tuple[Distribution, ...]]:
