@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+from gpuwarden.doctor.frameworks.shared_libraries import read_loader_cache
 from gpuwarden.doctor.gpu_survey import UNUSABLE_BINDING
 from gpuwarden.doctor.model import Context
 
@@ -150,22 +150,12 @@ def is_container_without_gpus(context: Context) -> bool:
 def find_library(context: Context, name: str) -> Library | None:
     """Return the library that the loader finds by that name: in LD_LIBRARY_PATH, in its cache, in its folders."""
     first = (Path(folder) / name for folder in context.environ.get("LD_LIBRARY_PATH", "").split(":") if folder)
+    cached = filter(None, [read_loader_cache(context.root).get(name)])
     usual = (context.root / folder / name for folder in _LIBRARY_FOLDERS)
-    path = next((path for path in (*first, *_cached_libraries(context, name), *usual) if path.exists()), None)
+    path = next((path for path in (*first, *cached, *usual) if path.exists()), None)
     if path is None:
         return None
     return Library(path, path.resolve().name.partition(".so.")[2] if path.is_symlink() else "")
-
-
-def _cached_libraries(context: Context, name: str) -> list[Path]:
-    """Return the files of a library's name in the loader's cache, for 64 bits; empty where it cannot be read."""
-    command = ["/sbin/ldconfig", "-C", str(context.root / "etc/ld.so.cache"), "-p"]
-    try:
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=2, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    lines = (line.strip().partition(" => ") for line in listed.splitlines())
-    return [Path(path) for known, _, path in lines if known.startswith(f"{name} (") and "64" in known]
 
 
 def _entries(folder: Path) -> list[Path]:
