@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_environment import FakeEnvironment, run_rows
 
-from gpuwarden.doctor.frameworks.variable_checks import VARIABLE_CHECKS, check_variables
+from gpuwarden.doctor.frameworks.variable_checks import VARIABLE_CHECKS
 from gpuwarden.doctor.model import CheckResult, Context
 
 
@@ -60,7 +60,7 @@ def test_a_variable_is_a_warning_at_a_value_that_bites(
     tmp_path: Path,
 ) -> None:
     """And at a usual value it is only named."""
-    (found,) = check_variables.check(Context(tmp_path, {name: value}, tmp_path))
+    (found,) = VARIABLE_CHECKS[0].check(Context(tmp_path, {name: value}, tmp_path))
     assert found.status == ("warn" if bites else "pass")
     assert name in found.found
 
@@ -68,13 +68,13 @@ def test_a_variable_is_a_warning_at_a_value_that_bites(
 def test_each_variable_gives_a_result_of_its_own(tmp_path: Path) -> None:
     """Two at once, and two faults of one."""
     environ = {"CUDA_LAUNCH_BLOCKING": "1", "XLA_FLAGS": "--xla_dump_to=/tmp/x --xla_gpu_cuda_data_dir=/missing"}
-    found = list(check_variables.check(Context(tmp_path, environ, tmp_path)))
+    found = list(VARIABLE_CHECKS[0].check(Context(tmp_path, environ, tmp_path)))
     assert [each.found.split()[0] for each in found] == ["XLA_FLAGS", "XLA_FLAGS", "CUDA_LAUNCH_BLOCKING"]
 
 
 def test_without_variables_there_is_one_result(tmp_path: Path) -> None:
     """It passes."""
-    assert [each.status for each in check_variables.check(Context(tmp_path, {}, tmp_path))] == ["pass"]
+    assert [each.status for each in VARIABLE_CHECKS[0].check(Context(tmp_path, {}, tmp_path))] == ["pass"]
 
 
 def test_tensorflow_compares_with_true_and_false() -> None:

@@ -19,8 +19,7 @@ MAX_SHADOWS = 5  # named in one result
 
 
 @check("python.environment", "The interpreter of the environment runs.")
-def check_environment(context: Context) -> Iterator[CheckResult]:
-    """Check that the interpreter runs."""
+def _check_environment(context: Context) -> Iterator[CheckResult]:
     try:
         environment = read_environment(context)
     except InterpreterError as error:
@@ -123,8 +122,7 @@ def _describe_several(
 
 
 @check("python.shadows", "No file in the working folder has the name of a module that a framework needs.")
-def check_shadows(context: Context) -> Iterator[CheckResult]:
-    """Check that no file in the working folder has the name of a module that Python or a framework needs."""
+def _check_shadows(context: Context) -> Iterator[CheckResult]:
     with suppress(InterpreterError):  # python.environment has it
         yield _find_shadows(read_environment(context))
 
@@ -149,4 +147,4 @@ def _find_shadows(environment: Environment) -> CheckResult:
     )
 
 
-ENVIRONMENT_CHECKS = (check_environment, check_shadows)
+ENVIRONMENT_CHECKS = (_check_environment, _check_shadows)

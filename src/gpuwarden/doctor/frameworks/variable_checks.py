@@ -126,8 +126,7 @@ VARIABLES = (
 
 
 @check("environment.variables", "No environment variable slows a framework or keeps it from the GPU.")
-def check_variables(context: Context) -> Iterator[CheckResult]:
-    """Check the variables of the table; one result for each that has an effect the user may not want."""
+def _check_variables(context: Context) -> Iterator[CheckResult]:
     found = [
         warned(f"{each.name} is set to {value!r}.", each.why, each.fix)
         for each in VARIABLES
@@ -142,8 +141,7 @@ def check_variables(context: Context) -> Iterator[CheckResult]:
 
 
 @check("keras.backend", "Keras' backend is installed and can train.")
-def check_keras(context: Context) -> Iterator[CheckResult]:
-    """Check Keras' version and backend."""
+def _check_keras(context: Context) -> Iterator[CheckResult]:
     try:
         environment = read_environment(context)
     except InterpreterError:
@@ -194,4 +192,4 @@ def _judge_backend(title: str, backend: str, source: str, environment: Environme
     return passed(f"{title} has the backend {backend} by {source}.")
 
 
-VARIABLE_CHECKS = (check_variables, check_keras)
+VARIABLE_CHECKS = (_check_variables, _check_keras)

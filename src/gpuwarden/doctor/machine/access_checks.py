@@ -31,8 +31,7 @@ def _missing_nodes(context: Context) -> str:
 
 
 @check("device.nodes", "This user can open /dev/nvidiactl and the GPUs' /dev/nvidia*; if not: mode or cgroup.")
-def check_nodes(context: Context) -> Iterator[CheckResult]:
-    """Check that this user may open the device files of GPUs, by opening them."""
+def _check_nodes(context: Context) -> Iterator[CheckResult]:
     reason = _missing_nodes(context)
     yield skipped(reason) if reason else _check_gpu_nodes(context)
 
@@ -61,8 +60,7 @@ def _check_gpu_nodes(context: Context) -> CheckResult:
 
 
 @check("device.uvm", "This user can open /dev/nvidia-uvm, without which CUDA does not start.")
-def check_uvm(context: Context) -> Iterator[CheckResult]:
-    """Check that this user may open the device file of unified memory."""
+def _check_uvm(context: Context) -> Iterator[CheckResult]:
     uvm = context.dev / "nvidia-uvm"
     if reason := _missing_nodes(context):
         yield skipped(reason)
@@ -122,8 +120,7 @@ def _group_name(gid: int) -> str:
 
 
 @check("device.count", "PCI bus, kernel module and NVML have the same number of GPUs.")
-def check_count(context: Context) -> Iterator[CheckResult]:
-    """Check that the PCI bus, the kernel module and NVML have the same number of GPUs."""
+def _check_count(context: Context) -> Iterator[CheckResult]:
     snapshot = context.survey()
     listed = 0 if snapshot.fault == GPUS_HIDDEN else snapshot.enumerated
     kernel = len(list_kernel_gpus(context.root))
@@ -149,8 +146,7 @@ def check_count(context: Context) -> Iterator[CheckResult]:
 
 
 @check("device.visible", "GPUs that CUDA_VISIBLE_DEVICES leaves, and whether CUDA numbers them as nvidia-smi.")
-def check_visible(context: Context) -> Iterator[CheckResult]:
-    """Check the devices and the order that CUDA_VISIBLE_DEVICES leaves, as CUDA reads it."""
+def _check_visible(context: Context) -> Iterator[CheckResult]:
     value = context.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = context.survey().gpus
     if value is None:
@@ -216,4 +212,4 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-ACCESS_CHECKS = (check_nodes, check_uvm, check_count, check_visible)
+ACCESS_CHECKS = (_check_nodes, _check_uvm, _check_count, _check_visible)

@@ -33,8 +33,7 @@ _REFUSED_CLIENT = re.compile(
 
 
 @check("driver.module", "The kernel module is loaded; if not, why: none for this kernel, nouveau.")
-def check_module(context: Context) -> Iterator[CheckResult]:
-    """Check that the kernel module is loaded, and name the reason if it is not."""
+def _check_module(context: Context) -> Iterator[CheckResult]:
     version = module_version(context)
     if version is not None:
         kind = "open kernel module" if "Open Kernel" in _nvrm(context) else "kernel module"
@@ -80,8 +79,7 @@ def _nvrm(context: Context) -> str:
 
 
 @check("driver.versions", "Kernel module and libnvidia-ml have one version; if not, the machine needs a reboot.")
-def check_versions(context: Context) -> Iterator[CheckResult]:
-    """Check that libnvidia-ml is of the loaded kernel module's version, and that no program was refused for its own."""
+def _check_versions(context: Context) -> Iterator[CheckResult]:
     module = module_version(context)
     library = find_library(context, "libnvidia-ml.so.1")
     fault = context.survey().fault
@@ -132,8 +130,7 @@ def _driver_log(context: Context) -> str:
 
 
 @check("driver.libcuda", "libcuda is found, of the module's version, and not a compat package's.")
-def check_library(context: Context) -> Iterator[CheckResult]:
-    """Check that a program would load the driver's libcuda, and that it is the kernel module's."""
+def _check_library(context: Context) -> Iterator[CheckResult]:
     module = module_version(context)
     reason = missing_driver(context)
     if reason or context.survey().fault == _MISMATCH:
@@ -164,8 +161,7 @@ def check_library(context: Context) -> Iterator[CheckResult]:
 
 
 @check("driver.nvml", "The driver answers; its version and the CUDA version that it supports.")
-def check_nvml(context: Context) -> Iterator[CheckResult]:
-    """Check that NVML answers and lists GPUs."""
+def _check_nvml(context: Context) -> Iterator[CheckResult]:
     snapshot = context.survey()
     if snapshot.fault is None:
         driver = snapshot.driver
@@ -199,4 +195,4 @@ def _suggest_fix(fault: str) -> str:
     return capitalize(suggest_fix(fault)) or "sudo dmesg | grep -i nvrm"
 
 
-DRIVER_CHECKS = (check_module, check_versions, check_library, check_nvml)
+DRIVER_CHECKS = (_check_module, _check_versions, _check_library, _check_nvml)

@@ -34,8 +34,7 @@ _RESET = "sudo nvidia-smi --gpu-reset -i {gpu}, after the programs on it have en
 
 
 @check("gpu.answers", "Each GPU answers and needs no reset.")
-def check_answers(context: Context) -> Iterator[CheckResult]:
-    """Check that each GPU answers and needs no reset."""
+def _check_answers(context: Context) -> Iterator[CheckResult]:
     gpus = context.survey().gpus
     findings = [finding for gpu in gpus if (finding := _answer_finding(gpu))]
     yield merge(findings, f"{gpu_names(gpus, gpus)}: {_models(gpus)}", gpus)
@@ -63,8 +62,7 @@ def _models(gpus: tuple[Gpu, ...]) -> str:
 
 
 @check("gpu.ecc", "Uncorrectable memory errors, failed repairs, repairs that wait for a reset.")
-def check_ecc(context: Context) -> Iterator[CheckResult]:
-    """Check memory errors since the driver was loaded, and repairs of memory that wait for a reset."""
+def _check_ecc(context: Context) -> Iterator[CheckResult]:
     gpus = answering_gpus(context)
     modes = [gpu.value(GpuReadings.ecc_mode, "current") for gpu in gpus]
     off = [gpu for gpu, mode in zip(gpus, modes, strict=True) if mode == 0.0]
@@ -97,8 +95,7 @@ def _memory_findings(gpu: Gpu) -> Iterator[GpuFinding]:
 
 
 @check("gpu.xids", "XIDs in the kernel log since the machine started, in words; needs root.")
-def check_xids(context: Context) -> Iterator[CheckResult]:
-    """Check the errors that the driver logged since the machine started."""
+def _check_xids(context: Context) -> Iterator[CheckResult]:
     log = KernelLog(PREFIXES, context.dev / "kmsg")
     reports = list(parse_xids(log.read()))
     readable, lost, repeats = log.readable, log.lost, RepeatTracker()
@@ -137,8 +134,7 @@ def _place(context: Context, report: XidReport) -> str:
 
 
 @check("gpu.throttling", "No GPU is slowed down by heat, power or a fault now.")
-def check_throttling(context: Context) -> Iterator[CheckResult]:
-    """Check whether heat, power or a fault slows a GPU down now."""
+def _check_throttling(context: Context) -> Iterator[CheckResult]:
     gpus = answering_gpus(context)
     why = "It computes slower than it can, while its utilization looks normal."
     fix = "Clear the air flow, check fans, filters and power supplies; until then: sudo nvidia-smi -pl WATTS"
@@ -154,8 +150,7 @@ def _describe_throttling(gpu: Gpu) -> str:
 
 
 @check("gpu.pcie", "PCIe links have all lanes; those of busy GPUs have their full speed.")
-def check_pcie(context: Context) -> Iterator[CheckResult]:
-    """Check that links have all their lanes, and that those of busy GPUs have their speed."""
+def _check_pcie(context: Context) -> Iterator[CheckResult]:
     gpus = answering_gpus(context)
     why = "Copies between host and GPU take longer, and a GPU that waits for its input is slower."
     fix = "Reseat the board, its riser and cables; check the slot's lanes and the firmware's link speed."
@@ -163,8 +158,7 @@ def check_pcie(context: Context) -> Iterator[CheckResult]:
 
 
 @check("gpu.fabric", "GPUs with NVLink switches have joined their fabric; else CUDA fails with 802.")
-def check_fabric(context: Context) -> Iterator[CheckResult]:
-    """Check that GPUs of a machine with NVLink switches have joined their fabric."""
+def _check_fabric(context: Context) -> Iterator[CheckResult]:
     gpus = [gpu for gpu in answering_gpus(context) if GpuReadings.fabric_joined in gpu.readings]
     if not any(gpu.value(GpuReadings.fabric_joined) is not None for gpu in gpus):
         yield skipped("no NVLink switch here")
@@ -176,8 +170,7 @@ def check_fabric(context: Context) -> Iterator[CheckResult]:
 
 
 @check("gpu.persistence", "The driver stays loaded between programs.")
-def check_persistence(context: Context) -> Iterator[CheckResult]:
-    """Check that the driver stays loaded between programs; a desktop keeps it loaded by itself."""
+def _check_persistence(context: Context) -> Iterator[CheckResult]:
     gpus = answering_gpus(context)
     if is_wsl(context):
         yield skipped("WSL2 uses Windows' driver")
@@ -191,4 +184,12 @@ def check_persistence(context: Context) -> Iterator[CheckResult]:
     )
 
 
-GPU_CHECKS = (check_answers, check_xids, check_ecc, check_fabric, check_throttling, check_pcie, check_persistence)
+GPU_CHECKS = (
+    _check_answers,
+    _check_xids,
+    _check_ecc,
+    _check_fabric,
+    _check_throttling,
+    _check_pcie,
+    _check_persistence,
+)

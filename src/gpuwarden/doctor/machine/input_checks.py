@@ -27,8 +27,7 @@ _MAX_FILES = 2000  # of a folder, among which some are chosen
 
 
 @check("input.shm", "Shared memory (/dev/shm) is large enough for data loader workers, and not full.")
-def check_shm(context: Context) -> Iterator[CheckResult]:
-    """Check the size of /dev/shm, through which data loader workers pass their batches."""
+def _check_shm(context: Context) -> Iterator[CheckResult]:
     folder = context.dev / "shm"
     try:
         found = os.statvfs(folder)
@@ -52,8 +51,7 @@ def check_shm(context: Context) -> Iterator[CheckResult]:
 
 
 @check("input.cpus", "CPUs by affinity and cgroup quota, and how many workers they allow.")
-def check_cpus(context: Context) -> Iterator[CheckResult]:
-    """Check the number of CPUs that this process may use, by affinity and cgroup quota, against the GPUs."""
+def _check_cpus(context: Context) -> Iterator[CheckResult]:
     quota, allowed = _cpu_limits(context)
     online, usable = os.cpu_count() or 1, min(allowed, quota or allowed)
     gpus = len(answering_gpus(context))
@@ -85,8 +83,7 @@ def _cpu_limits(context: Context) -> tuple[float | None, int]:
 
 
 @check("input.workers", "There is a CPU for each worker of the programs on the GPUs.")
-def check_workers(context: Context) -> Iterator[CheckResult]:
-    """Check that a CPU is there for each child process, such as a loader worker, of programs on the GPUs."""
+def _check_workers(context: Context) -> Iterator[CheckResult]:
     programs = {process.pid for gpu in answering_gpus(context) for process in gpu.processes if process.pid}
     children = Counter(entry.parent for _, entry in procfs.list_processes({}) if entry.parent in programs)
     quota, allowed = _cpu_limits(context)
@@ -115,8 +112,7 @@ class _Reading:
 
 
 @check("input.read", "Read speed of the path given with `--read`.")
-def check_read(context: Context) -> Iterator[CheckResult]:
-    """Measure how fast files of the given path are read, past the page cache where the kernel allows that."""
+def _check_read(context: Context) -> Iterator[CheckResult]:
     path = context.read_path
     if path is None:
         yield skipped("measured with --read PATH")
@@ -188,4 +184,4 @@ def _read_file(path: Path, until: float) -> int:
     return size
 
 
-INPUT_CHECKS = (check_shm, check_cpus, check_workers, check_read)
+INPUT_CHECKS = (_check_shm, _check_cpus, _check_workers, _check_read)

@@ -17,8 +17,7 @@ from gpuwarden.doctor.model import CheckResult, Context, check, failed, passed, 
 
 
 @check("machine.gpu", "The machine has an NVIDIA GPU, also one without a driver.")
-def check_gpu(context: Context) -> Iterator[CheckResult]:
-    """Check that the machine has an NVIDIA GPU."""
+def _check_gpu(context: Context) -> Iterator[CheckResult]:
     gpus = list_pci_gpus(context)
     count = sum(gpu.vendor == "NVIDIA" for gpu in gpus)
     if is_wsl(context):
@@ -37,8 +36,7 @@ def check_gpu(context: Context) -> Iterator[CheckResult]:
 
 
 @check("machine.wsl", "WSL2 passes the GPU through, and no Linux driver hides Windows' driver.")
-def check_wsl(context: Context) -> Iterator[CheckResult]:
-    """Check that WSL2 provides Windows' driver."""
+def _check_wsl(context: Context) -> Iterator[CheckResult]:
     if not is_wsl(context):
         yield skipped("not WSL2")
     elif not (context.dev / "dxg").exists():
@@ -58,8 +56,7 @@ def check_wsl(context: Context) -> Iterator[CheckResult]:
 
 
 @check("machine.container", "The container runtime passes GPUs and libcuda through.")
-def check_container(context: Context) -> Iterator[CheckResult]:
-    """Check what the container runtime passes through."""
+def _check_container(context: Context) -> Iterator[CheckResult]:
     container = find_container(context)
     capabilities = context.environ.get("NVIDIA_DRIVER_CAPABILITIES", "all")
     if container is None:
@@ -82,4 +79,4 @@ def check_container(context: Context) -> Iterator[CheckResult]:
         yield passed(container.name.partition(" ")[2])
 
 
-MACHINE_CHECKS = (check_gpu, check_wsl, check_container)
+MACHINE_CHECKS = (_check_gpu, _check_wsl, _check_container)

@@ -33,8 +33,7 @@ _STATES = {
 
 
 @check("memory.gpu", "The GPUs' memory is free; if not, who holds it.")
-def check_gpu_memory(context: Context) -> Iterator[CheckResult]:
-    """Check that the GPUs' memory is free, and name the processes that hold it."""
+def _check_gpu_memory(context: Context) -> Iterator[CheckResult]:
     gpus = answering_gpus(context)
     people = _People(process.pid for gpu in gpus for process in gpu.processes)
     free = {gpu.identity.index: gpu.value(GpuReadings.memory_free_bytes) or 0.0 for gpu in gpus}
@@ -86,8 +85,7 @@ class _People:
 
 
 @check("memory.processes", "No process that holds a GPU is stopped, a zombie, or stuck in the kernel.")
-def check_processes(context: Context) -> Iterator[CheckResult]:
-    """Check that no process holds a GPU without doing anything: stopped, a zombie, or stuck in the kernel."""
+def _check_processes(context: Context) -> Iterator[CheckResult]:
     gpus = answering_gpus(context)
     if not gpus and not (context.dev / "nvidiactl").exists():
         yield skipped("no GPU answers")
@@ -121,8 +119,7 @@ def check_processes(context: Context) -> Iterator[CheckResult]:
 
 
 @check("memory.unlisted", "The listed processes explain the memory in use.")
-def check_unlisted(context: Context) -> Iterator[CheckResult]:
-    """Check that the listed processes explain the memory in use; the rest is held by processes that are not seen."""
+def _check_unlisted(context: Context) -> Iterator[CheckResult]:
     gpus = [gpu for gpu in answering_gpus(context) if "compute" in gpu.process_lists]
     if is_wsl(context) or any(process.memory is None for gpu in gpus for process in gpu.processes):
         yield skipped("the driver does not report the memory of processes here")
@@ -147,8 +144,7 @@ def check_unlisted(context: Context) -> Iterator[CheckResult]:
 
 
 @check("memory.host", "The host, and the limit of this container or job, have memory left.")
-def check_host_memory(context: Context) -> Iterator[CheckResult]:
-    """Check that the host, and this cgroup, have memory left."""
+def _check_host_memory(context: Context) -> Iterator[CheckResult]:
     memory = try_read_host_memory()
     cgroups = CgroupReader(str(context.proc))
     cgroups.begin()
@@ -171,4 +167,4 @@ def check_host_memory(context: Context) -> Iterator[CheckResult]:
         yield passed(f"free: {text.partition(' (')[0]}")
 
 
-MEMORY_CHECKS = (check_gpu_memory, check_processes, check_unlisted, check_host_memory)
+MEMORY_CHECKS = (_check_gpu_memory, _check_processes, _check_unlisted, _check_host_memory)

@@ -19,8 +19,7 @@ _MPS_LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_
 
 
 @check("gpu.mig", "MIG is off, or has instances; no change waits for a reset.")
-def check_mig(context: Context) -> Iterator[CheckResult]:
-    """Check that GPUs with MIG have instances, and no change of the mode waits for a reset."""
+def _check_mig(context: Context) -> Iterator[CheckResult]:
     gpus = answering_gpus(context)
     findings = [finding for gpu in gpus if (finding := _mig_finding(gpu))]
     divided = [gpu for gpu in gpus if gpu.mig]
@@ -53,8 +52,7 @@ def _mig_finding(gpu: Gpu) -> GpuFinding | None:
 
 
 @check("gpu.compute_mode", "The compute mode lets another program use the GPU.")
-def check_compute_mode(context: Context) -> Iterator[CheckResult]:
-    """Check that the compute mode lets a new program use the GPU."""
+def _check_compute_mode(context: Context) -> Iterator[CheckResult]:
     gpus = answering_gpus(context)
     findings = [finding for gpu in gpus if (finding := _mode_finding(gpu))]
     exclusive = sum(bool(gpu.value(GpuReadings.compute_mode, "exclusive_process")) for gpu in gpus)
@@ -76,8 +74,7 @@ def _mode_finding(gpu: Gpu) -> GpuFinding | None:
 
 
 @check("gpu.mps", "A daemon of MPS that programs would use is alive, of this user, and without limits.")
-def check_mps(context: Context) -> Iterator[CheckResult]:
-    """Check that the MPS daemon that programs would use is alive and of this user."""
+def _check_mps(context: Context) -> Iterator[CheckResult]:
     pipe = context.environ.get("CUDA_MPS_PIPE_DIRECTORY") or str(context.root / "tmp/nvidia-mps")
     control = Path(pipe) / "control"
     daemons = _mps_processes(context.proc)
@@ -123,4 +120,4 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-SHARING_CHECKS = (check_mig, check_compute_mode, check_mps)
+SHARING_CHECKS = (_check_mig, _check_compute_mode, _check_mps)
