@@ -12,7 +12,7 @@ from gpuwarden.doctor.machine.machine_files import read_text
 from gpuwarden.doctor.model import CheckResult, Context, check, passed, warned
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.owners.users import look_up_user_name
+from gpuwarden.owners.users import UserNames
 
 _MPS_COMM = "nvidia-cuda-mps"  # of control daemon and server: the kernel keeps 15 characters
 _MPS_LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
@@ -90,7 +90,7 @@ def _check_mps(context: Context) -> Iterator[CheckResult]:
         )
     elif others:
         yield warned(
-            f"MPS is run by user {_user(others[0])}.",
+            f"MPS is run by user {UserNames().name(others[0])}.",
             "MPS serves one user at a time: programs of other users wait until that user's have ended.",
             "Let root run it, or end it: echo quit | sudo nvidia-cuda-mps-control",
         )
@@ -111,13 +111,6 @@ def _mps_processes(proc: Path) -> dict[int, int]:
         if folder.name.isdecimal() and (read_text(folder / "comm") or "").strip() == _MPS_COMM:
             found[int(folder.name)] = folder.stat().st_uid
     return found
-
-
-def _user(uid: int) -> str:
-    try:
-        return look_up_user_name(uid)
-    except (KeyError, OSError):
-        return str(uid)
 
 
 SHARING_CHECKS = (_check_mig, _check_compute_mode, _check_mps)

@@ -63,7 +63,7 @@ def measure(action: Callable[[], object]) -> float:
     return max(min(times), 1e-9)
 
 
-class TensorFlowTrial:
+class _TensorFlowTrial:
     """TensorFlow, eagerly: each operation says where it ran."""
 
     def __init__(self, kind: str) -> None:
@@ -131,7 +131,7 @@ class TensorFlowTrial:
         return [float(each) for each in added]
 
 
-class TorchTrial:
+class _TorchTrial:
     """torch, eagerly."""
 
     def __init__(self, kind: str) -> None:
@@ -145,22 +145,18 @@ class TorchTrial:
         return [f"cuda:{index}" for index in range(self.torch.cuda.device_count())]
 
     def place(self, device: str, value: Any) -> Any:
-        """Copy a value to a device, and wait for it."""
         copied = value.to(device, copy=True)
         if self.kind == "cuda":
             self.torch.cuda.synchronize(device)
         return copied
 
     def find_place(self, value: Any) -> str:
-        """Return the device of a value."""
         return str(value.device)
 
     def fetch(self, value: Any) -> Any:
-        """Copy a value to the host."""
         return value.to("cpu", copy=True)
 
     def make_numbers(self, shape: Sequence[int]) -> Any:
-        """Return small whole numbers in float32 on the host."""
         generator = self.torch.Generator().manual_seed(len(shape))
         return self.torch.randint(-4, 5, tuple(shape), generator=generator).float()
 
@@ -208,7 +204,7 @@ class TorchTrial:
         distributed.destroy_process_group()
 
 
-class JaxTrial:
+class _JaxTrial:
     """JAX."""
 
     def __init__(self, kind: str) -> None:
@@ -220,33 +216,27 @@ class JaxTrial:
         self.kind = kind
 
     def list_devices(self) -> list[str]:
-        """Return the devices' names."""
         try:
             return [f"{self.kind}:{index}" for index, _ in enumerate(self.jax.devices(self.kind))]
         except RuntimeError:  # no backend of this kind
             return []
 
     def place(self, device: str, value: Any) -> Any:
-        """Copy a value to a device, and wait for it."""
         return self.jax.device_put(value, self._device(device)).block_until_ready()
 
     def find_place(self, value: Any) -> str:
-        """Return the device of a value."""
         (device,) = value.devices()
         return next((name for name in self.list_devices() if self._device(name) == device), str(device))
 
     def fetch(self, value: Any) -> Any:
-        """Copy a value to the host, as NumPy has it."""
         numpy: Any = importlib.import_module("numpy")
         return numpy.array(value)
 
     def make_numbers(self, shape: Sequence[int]) -> Any:
-        """Return small whole numbers in float32 on the host."""
         numpy: Any = importlib.import_module("numpy")
         return numpy.random.default_rng(len(shape)).integers(-4, 5, size=shape).astype("float32")
 
     def multiply(self, _device: str, one: Any, other: Any) -> Any:
-        """Multiply two matrices, and wait for the product."""
         numpy: Any = importlib.import_module("numpy")
         if isinstance(one, numpy.ndarray):
             return one @ other
@@ -274,7 +264,7 @@ class JaxTrial:
         return self.jax.devices(kind)[int(index)]
 
 
-FRAMEWORKS: dict[str, Any] = {"tensorflow": TensorFlowTrial, "torch": TorchTrial, "jax": JaxTrial}
+FRAMEWORKS: dict[str, Any] = {"tensorflow": _TensorFlowTrial, "torch": _TorchTrial, "jax": _JaxTrial}
 
 
 def check_place(framework: Any, value: Any, device: str) -> None:
@@ -356,6 +346,6 @@ def main(name: str, kind: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 3:  # noqa: PLR2004 - with the folder and rank of a process of torch.distributed
-        TorchTrial(sys.argv[2]).join(sys.argv[3], int(sys.argv[4]))
+        _TorchTrial(sys.argv[2]).join(sys.argv[3], int(sys.argv[4]))
     else:
         main(sys.argv[1], sys.argv[2])
