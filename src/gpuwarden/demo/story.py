@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 from collections.abc import Iterator, Sequence
-from http import HTTPStatus
 
 from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json
 from gpuwarden.config.value_types import Address
@@ -15,7 +12,6 @@ from gpuwarden.web.api.api_paths import RUNS, STATE
 
 RUN_NAME = "demo-training"
 _QUARTERS = 4  # of the memory, after each of which there is a line
-_ALERT_PAGES = ("/alerts", "/classic/alerts")  # the second is Debian's, whose Prometheus has no new interface
 
 
 class Story:
@@ -25,7 +21,6 @@ class Story:
         self._listen = listen
         self._prometheus = prometheus
         self._runs: dict[str, RunStory] = {}
-        self._has_alerts_link = False
 
     @property
     def outcomes(self) -> Sequence[str]:
@@ -47,7 +42,7 @@ class Story:
                 known = self._runs.get(labels.text("run_id"))
                 name = labels.text("alertname")
                 if known and alert.text("state") == "firing" and known.announce(f"alert {name}"):
-                    yield f"ALERT {name} is firing{self._alerts_link(self._prometheus)}"
+                    yield f"ALERT {name} is firing"
 
     def _closing_lines(self, run_id: str) -> Iterator[str]:
         events = self._fetch(self._listen, f"{RUNS}/{run_id}").parts("events")
@@ -55,14 +50,6 @@ class Story:
             yield f"  out of memory {retries} times before, each time retried with half the batch"
         yield f"  {daemon_url(self._listen)}/run/{run_id}"
         yield f"  GPUWARDEN_LISTEN={self._listen} gpuwarden runs show {run_id}"
-
-    def _alerts_link(self, prometheus: Address) -> str:
-        """Return where Prometheus shows its alerts, once."""
-        if self._has_alerts_link:
-            return ""
-        self._has_alerts_link = True
-        found = next((path for path in _ALERT_PAGES if _exists(prometheus, path)), "")
-        return f": http://{prometheus}{found}"
 
     @staticmethod
     def _fetch(address: Address, path: str) -> ApiObject:
@@ -120,13 +107,3 @@ class RunStory:
         level = device.text("pressure")
         if level in ("warning", "critical") and self.announce(f"pressure {level}"):
             yield f"memory pressure {level}: {room}"
-
-
-def _exists(address: Address, path: str) -> bool:
-    """Return whether a server has a page."""
-    with contextlib.closing(http.client.HTTPConnection(*address, timeout=5.0)) as connection:
-        try:
-            connection.request("GET", path)
-            return connection.getresponse().status == HTTPStatus.OK
-        except (OSError, http.client.HTTPException):
-            return False
