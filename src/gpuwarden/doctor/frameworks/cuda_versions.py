@@ -4,8 +4,7 @@ An environment's own files come first: the build's CUDA version, its capabilitie
 
 Sources: CUDA Toolkit Release Notes, table "CUDA Toolkit and Corresponding Driver Versions", and the names of the
 installers (drivers of a release); CUDA Compatibility, "Minor Version Compatibility" (minimum of a major version); CUDA
-C++ Programming Guide, "Compute Capabilities" (binaries and PTX); tensorflow.org/install/source, "Tested build
-configurations" (Python versions); the libraries' names: NVIDIA's wheels.
+C++ Programming Guide, "Compute Capabilities" (binaries and PTX); the libraries' names: NVIDIA's wheels.
 """
 
 from __future__ import annotations
@@ -38,15 +37,6 @@ LIBRARIES = {
     12: ("libcudart.so.12", "libcublas.so.12", "libcufft.so.11", "libcusolver.so.11", "libcusparse.so.12"),
     13: ("libcudart.so.13", "libcublas.so.13", "libcufft.so.12", "libcusolver.so.12", "libcusparse.so.12"),
 }
-# By TensorFlow release, newest first: the first and the last Python with wheels.
-TENSORFLOW_PYTHONS = {
-    "2.21": ((3, 10), (3, 13)),
-    "2.20": ((3, 9), (3, 13)),
-    "2.19": ((3, 9), (3, 12)),
-    "2.15": ((3, 9), (3, 11)),
-    "2.13": ((3, 8), (3, 11)),
-}
-
 _TARGET = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
 
 Kernels = Literal["binary", "ptx", "too_old", "too_new"]  # that a build has for a GPU, or why it has none
@@ -96,8 +86,3 @@ def name_driver(cuda: Version, minimum: bool = False) -> str:  # noqa: FBT001, F
     """Return the driver for a CUDA version in words: for all of it, or the minimum for binaries."""
     version = MIN_DRIVERS.get(cuda[0]) if minimum else DRIVERS.get((cuda[0], cuda[1]))
     return f"{version} or newer" if version else f"for CUDA {cuda[0]}.{cuda[1]} or newer"
-
-
-def newest_tensorflow(python: Version) -> str:
-    """Return the newest release of TensorFlow that has wheels for a Python version; empty if none is known."""
-    return next((name for name, (first, last) in TENSORFLOW_PYTHONS.items() if first <= python[:2] <= last), "")

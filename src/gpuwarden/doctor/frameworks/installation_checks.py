@@ -9,8 +9,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from gpuwarden.doctor.frameworks.builds import FRAMEWORKS, TENSORFLOW, KnownFramework
-from gpuwarden.doctor.frameworks.cuda_versions import newest_tensorflow, parse_version
+from gpuwarden.doctor.frameworks.builds import FRAMEWORKS, KnownFramework
 from gpuwarden.doctor.frameworks.environment import Environment, InterpreterError, read_environment
 from gpuwarden.doctor.frameworks.requirements import list_requirements
 from gpuwarden.doctor.model import CheckResult, Context, check, failed, passed, skipped, warned
@@ -73,18 +72,9 @@ def _describe(distribution: Distribution) -> str:
     return f"{distribution.name} {distribution.version} in {distribution.locate_file('')}"
 
 
-def _describe_missing(framework: KnownFramework, environment: Environment) -> str:
-    missing = f"{framework.title} is not installed in {environment.prefix}"
-    if framework is not TENSORFLOW:
-        return f"{missing}."
-    newest = newest_tensorflow(parse_version(environment.version))
-    known = f"TensorFlow {newest} is the newest known" if newest else "no release of TensorFlow is known"
-    return f"{missing}; {known} to have wheels for Python {environment.version}."
-
-
 def _check_without_metadata(framework: KnownFramework, environment: Environment, origin: Path | None) -> CheckResult:
     if origin is None:
-        return skipped(_describe_missing(framework, environment))
+        return skipped(f"{framework.title} is not installed in {environment.prefix}.")
     if origin.name == "__init__.py":
         return passed(f"{framework.title} in {origin.parent}, not installed by pip or conda.")
     return failed(
