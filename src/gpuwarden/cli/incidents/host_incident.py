@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from gpuwarden.records.record_json import MAX_TIME
@@ -36,48 +35,29 @@ class Moment:
 
 
 class HostIncident:
-    """Incident, read from JSON that may be of another version. Its texts are safe to print."""
+    """Incident, read from JSON that may be of another version. Its texts are safe to print.
+
+    `finding` is in plain words, `progress` the state of a recording that is not complete, else empty. `began` is the
+    time of the root. `gpu_names` are names of GPUs such as GPU 3, and of their MIG instances, by UUID.
+    """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
-        self.incident = ApiObject(document)
-
-    @cached_property
-    def id(self) -> str:
-        """Id of the incident."""
-        return self.incident.text("id")
-
-    @cached_property
-    def host(self) -> str:
-        """Name of the host."""
-        return self.incident.text("host") or "unknown host"
-
-    @property
-    def finding(self) -> str:
-        """Finding in plain words."""
-        return self.incident.part("finding").text("text", MAX_FINDING)
-
-    @property
-    def progress(self) -> str:
-        """State of a recording that is not complete, in words; empty for a complete one."""
-        if self.incident.is_true("interrupted"):
-            return "cut short, as the daemon was killed"
-        return "" if self.incident.number("ended_timestamp_seconds") is not None else "still being recorded"
-
-    @property
-    def began(self) -> float:
-        """Time of the root."""
-        return time_of(self.incident, "began_timestamp_seconds") or 0.0
-
-    @cached_property
-    def gpu_names(self) -> Mapping[str, str]:
-        """Names of GPUs such as GPU 3, and of their MIG instances, by UUID."""
-        names = {}
-        for gpu in self.incident.parts("gpus"):
+        self.incident = incident = ApiObject(document)
+        self.id = incident.text("id")
+        self.host = incident.text("host") or "unknown host"
+        self.finding = incident.part("finding").text("text", MAX_FINDING)
+        self.progress = ""
+        if incident.is_true("interrupted"):
+            self.progress = "cut short, as the daemon was killed"
+        elif incident.number("ended_timestamp_seconds") is None:
+            self.progress = "still being recorded"
+        self.began = time_of(incident, "began_timestamp_seconds") or 0.0
+        self.gpu_names: dict[str, str] = {}
+        for gpu in incident.parts("gpus"):
             index = gpu.number("index")
             name = f"GPU {'?' if index is None else f'{index:.0f}'}"
-            names[gpu.text("uuid")] = name
-            names |= {uuid: f"{name} MIG {uuid[:12]}" for uuid in gpu.texts("mig")}
-        return names
+            self.gpu_names[gpu.text("uuid")] = name
+            self.gpu_names |= {uuid: f"{name} MIG {uuid[:12]}" for uuid in gpu.texts("mig")}
 
     def concerned_gpus(self) -> list[str]:
         """Return the UUIDs of the GPUs that the finding names, else those of runs, else all; in order of importance."""
