@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,11 +39,6 @@ class Card:
     explanation: Explanation | None
     runs: tuple[RunRecord, ...]
     gpus: Mapping[str, str]
-
-    @property
-    def command_line(self) -> str:
-        """The command as a shell would take it."""
-        return shlex.join(self.command)
 
     @property
     def next_step(self) -> str | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import NamedTuple
 
 from gpuwarden._version import __version__
 from gpuwarden.analysis.memory.headroom import headroom_limit_text
@@ -29,63 +29,46 @@ MAX_RUNS = 8  # of one program; the card counts further ones
 _NO_STEPS = "none counted: these are of Keras fit and of torch optimizers; other loops need gpuwarden.watch()"
 
 
-class Row(NamedTuple):
-    """One row of a card."""
-
-    label: str
-    text: str
-
-
-def _list_rows(card: Card) -> Iterator[Row]:
+def _list_rows(card: Card) -> Iterator[tuple[str, str]]:
     """Yield the rows: the end and its cause, then each run."""
-    yield Row("program", card.command_line)
+    yield "program", shlex.join(card.command)
     # The cause repeats what the rest of the evidence says, and a program that finished needs none.
     is_clear = card.explanation is not None or card.outcome == "finished"
     evidence = card.evidence.partition("; last ")[0] if is_clear else card.evidence
-    yield Row("outcome", f"{card.outcome.replace('_', ' ')} after {format_elapsed(card.end.seconds)} ({evidence})")
-    yield from _cause_rows(card)
-    for run in card.runs[:MAX_RUNS]:
-        if len(card.runs) > 1:
-            rank = "" if run.rank is None else f", rank {run.rank}"
-            yield Row("run", f"{run.name} (pid {run.pid}{rank}): {(run.outcome or run.state).replace('_', ' ')}")
-        yield from _run_rows(run, card)
-    if len(card.runs) > MAX_RUNS:
-        yield Row("runs", f"and {len(card.runs) - MAX_RUNS} more")
-    if card.runs and all(run.steps is None for run in card.runs):
-        yield Row("steps", _NO_STEPS)
-
-
-def _title(card: Card) -> str:
-    """Return a heading."""
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(card.end.began))
-    return f"gpuwarden run, started {began}"
-
-
-def _cause_rows(card: Card) -> Iterator[Row]:
+    yield "outcome", f"{card.outcome.replace('_', ' ')} after {format_elapsed(card.end.seconds)} ({evidence})"
     if card.explanation is not None:
         yield from _explanation_rows(card.explanation)
     if card.next_step is not None:
-        yield Row("next step", card.next_step)
+        yield "next step", card.next_step
+    for run in card.runs[:MAX_RUNS]:
+        if len(card.runs) > 1:
+            rank = "" if run.rank is None else f", rank {run.rank}"
+            yield "run", f"{run.name} (pid {run.pid}{rank}): {(run.outcome or run.state).replace('_', ' ')}"
+        yield from _run_rows(run, card)
+    if len(card.runs) > MAX_RUNS:
+        yield "runs", f"and {len(card.runs) - MAX_RUNS} more"
+    if card.runs and all(run.steps is None for run in card.runs):
+        yield "steps", _NO_STEPS
 
 
-def _explanation_rows(explanation: Explanation) -> Iterator[Row]:
+def _explanation_rows(explanation: Explanation) -> Iterator[tuple[str, str]]:
     root = explanation.root
     cause = root.problem.title
-    yield Row("cause", f"{cause[0].upper()}{cause[1:]}")
-    yield Row("message", cut_middle(root.text, MAX_MESSAGE_CHARACTERS))
+    yield "cause", f"{cause[0].upper()}{cause[1:]}"
+    yield "message", cut_middle(root.text, MAX_MESSAGE_CHARACTERS)
     if root.frame:
-        yield Row("at", root.frame)
+        yield "at", root.frame
     for follower in explanation.followers[:MAX_FOLLOWERS]:
         if follower.problem is not root.problem:
-            yield Row("then", cut_middle(f"{follower.problem.title}: {follower.text}", MAX_MESSAGE_CHARACTERS // 2))
+            yield "then", cut_middle(f"{follower.problem.title}: {follower.text}", MAX_MESSAGE_CHARACTERS // 2)
 
 
-def _run_rows(run: RunRecord, card: Card) -> Iterator[Row]:
-    yield from (Row(label, text) for label, text in list_figure_rows(run, card=True))
+def _run_rows(run: RunRecord, card: Card) -> Iterator[tuple[str, str]]:
+    yield from list_figure_rows(run, card=True)
     for device in run.devices:
-        yield Row(gpu_name(device.uuid, card.gpus), _describe_device(device))
+        yield gpu_name(device.uuid, card.gpus), _describe_device(device)
     if run.census is not None:
-        yield from (Row("tensors", each) for each in list_holders(run.census))
+        yield from (("tensors", each) for each in list_holders(run.census))
 
 
 def _describe_device(device: RecordedDevice) -> str:
@@ -105,11 +88,11 @@ def _describe_device(device: RecordedDevice) -> str:
 
 def render_text(card: Card, width: int) -> str:
     """Return the card as text, wrapped at a width in columns."""
-    lines = [_title(card)]
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(card.end.began))
+    lines = [f"gpuwarden run, started {began}"]
     for label, text in _list_rows(card):
         start = f"{label:<{_LABEL_WIDTH}}"
-        room = max(width - len(start), 20)
-        for line in wrap(sanitize(" ".join(text.split())), room) or [""]:
+        for line in wrap(sanitize(" ".join(text.split())), max(width - len(start), 20)) or [""]:
             lines.append(f"{start}{line}")
             start = " " * len(start)
     return "\n".join(lines) + "\n"
