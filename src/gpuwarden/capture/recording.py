@@ -229,7 +229,6 @@ class _RecordingNvml:
 
 
 def _record_answer(answers: dict[str, Answer], name: str, arguments: Sequence[Any], ask: Callable[[], Any]) -> Any:
-    """Make a call, and record its answer or error."""
     try:
         answer = ask()
     except NVMLError as error:

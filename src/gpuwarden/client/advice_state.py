@@ -124,7 +124,6 @@ class AdviceState:
         return [each for (_, other), each in self._episodes.items() if other == subject and now <= each.until]
 
     def _log(self, severity: int, advice: Advice, now: float) -> None:
-        """Write a line to the log, at most MAX_LINES_PER_HOUR."""
         if len(self._lines) == MAX_LINES_PER_HOUR and now - self._lines[0] < HOUR_SECONDS:
             return
         self._lines.append(now)

@@ -8,7 +8,6 @@ from typing import Any
 
 
 def _import_keras() -> Any:
-    """Return the Keras of this environment."""
     names = ["keras", "tf_keras", "tensorflow.keras"]
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         names.sort(key="tf_keras".__ne__)

@@ -277,7 +277,6 @@ class LoopTracker:
             self._add_losses(passed)
 
     def _add_losses(self, losses: list[tuple[int, float]]) -> None:
-        """Count the losses of steps, by their number in the run."""
         run, now = self.run, monotonic()
         for step, loss in losses:
             if isfinite(loss):
@@ -291,7 +290,6 @@ class LoopTracker:
         return make_hello(self._settings.name, self._search.framework, self._search.devices, self._search.no_gpu)
 
     def _start_step(self) -> None:
-        """Start a step now."""
         if self.phase == "train":
             self._step_began = monotonic()
             self._step_wait = None
@@ -314,7 +312,6 @@ class LoopTracker:
         return None
 
     def _warn_once(self, text: str) -> None:
-        """Log a warning once."""
         if text not in self._warned and len(self._warned) < MAX_HINTS:
             self._warned.add(text)
             log.warning(text)
@@ -325,7 +322,6 @@ class LoopTracker:
 
 
 def _count_rest(run: Reporter) -> None:
-    """Count the recorded steps of all loops of a run."""
     for each in tuple(_open):
         if each.run is run:
             with contextlib.suppress(Exception):  # no internal failure may show at a program's end

@@ -153,7 +153,6 @@ class _Play:
             self._pause()
 
     def _follow(self, trainer: subprocess.Popen[bytes]) -> None:
-        """Print what happens until the daemon knows the outcome of one more training."""
         before, deadline = len(self._story.outcomes), math.inf
         while len(self._story.outcomes) == before or trainer.poll() is None:
             if trainer.poll() is not None:

@@ -116,7 +116,6 @@ class FitnessAssessor:
 
     @staticmethod
     def _find_condition_problems(state: State) -> Mapping[str, Sequence[FitnessProblem]]:
-        """Return the problems of each condition that holds."""
         found: defaultdict[str, list[FitnessProblem]] = defaultdict(list)
         for alert in state.detection.holding:
             uuid, gpu = alert.labels.get("uuid", ""), alert.labels.get("gpu")
@@ -159,6 +158,5 @@ def _find_gpu(state: State, name: str, *, by_minor: bool) -> Gpu | None:
 
 
 def _text(found: Sequence[FitnessFinding]) -> str:
-    """Return the first problems with what to do, and how many more there are."""
     named = [each.problem.text + (f" ({each.action})" if each.action != "none" else "") for each in found[:MAX_NAMED]]
     return "; ".join(named) + (f"; {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else "")

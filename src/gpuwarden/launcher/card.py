@@ -88,7 +88,6 @@ def _conclude(facts: ProgramFacts, own: RunRecord | None) -> tuple[str, str]:
 
 
 def _ended_by_oom(note: ProcessNote, pid: int) -> bool:
-    """Return whether an uncaught out-of-memory error ended the process `pid`."""
     error = note.error
     return note.pid == pid and error is not None and not error.thread and error.framework_kind in OOM_KINDS
 

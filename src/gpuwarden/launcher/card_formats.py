@@ -30,7 +30,6 @@ _NO_STEPS = "none counted: these are of Keras fit and of torch optimizers; other
 
 
 def _list_rows(card: Card) -> Iterator[tuple[str, str]]:
-    """Yield the rows: the end and its cause, then each run."""
     yield "program", shlex.join(card.command)
     # The cause repeats what the rest of the evidence says, and a program that finished needs none.
     is_clear = card.explanation is not None or card.outcome == "finished"

@@ -138,7 +138,6 @@ class _Training:
         return self._history
 
     def _try(self, size: int, attempt: int, smaller: int | None) -> Exception | None:
-        """Fit once; return an out-of-memory error that a smaller batch may avoid."""
         data = _make_data(self._make_dataset(size), size)
         kwargs = self._make_arguments(size, self._limits.batch_size if "batch_size" in data else _KERAS_BATCH_SIZE)
         try:
@@ -201,7 +200,6 @@ class _Training:
         return kwargs
 
     def _scale_steps(self, kwargs: dict[str, Any], steps: str, size: int) -> None:
-        """Scale a number of steps from the first batch size to `size`."""
         if (given := kwargs.get(steps)) is not None:
             kwargs[steps] = math.ceil(given * self._limits.batch_size / size)
 

@@ -114,7 +114,6 @@ def _create(path: Path) -> Iterator[BinaryIO]:
 
 
 def _write(file: BinaryIO, files: dict[str, str]) -> None:
-    """Write the archive."""
     with tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, text in files.items():
             data = text.encode()

@@ -119,7 +119,6 @@ def _render_summary(results: Sequence[CheckResult], width: int) -> Iterator[Text
 
 
 def _add_status(status: Status, lines: Iterable[Text]) -> Iterator[Text]:
-    """Yield lines with the status before the first one."""
     for number, line in enumerate(lines):
         start = Text(f"  {status.upper():<{_LABEL_WIDTH - 2}}", _STYLES[status]) if number == 0 else " " * _LABEL_WIDTH
         yield Text().append(start).append_text(line)

@@ -36,7 +36,6 @@ def format_start(seconds: float) -> str:
 
 
 def _fit(text: str, width: int, *, right: bool) -> str:
-    """Cut or pad a text to a number of columns."""
     if right:
         return f"{text:>{width}}"
     return set_cell_size(text, width) if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…"

@@ -140,7 +140,6 @@ def _fetch(config: Config, path: str, socket: Path | None = None) -> Any:
 
 
 def _describe_folders(config: Config, answer: Mapping[str, Any]) -> str:
-    """Return a sentence that says where the records of finished runs are stored."""
     if "folder" in answer:
         return f"Run records are in {sanitize(str(answer['folder']))}"
     if answer:

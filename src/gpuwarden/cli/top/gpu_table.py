@@ -96,7 +96,6 @@ def _instance(gpu: ApiObject, instance: ApiObject, run_names: Mapping[str, str],
 
 
 def _memory(of: ApiObject, style: str, drawn: int) -> list[Text]:
-    """Return the cells of memory: bar, used and total, headroom."""
     size, used = of.number("memory_size_bytes"), of.number("memory_used_bytes")
     return [
         memory_bar(drawn, size, of.number("memory_in_use_bytes"), used, style),

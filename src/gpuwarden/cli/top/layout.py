@@ -113,7 +113,6 @@ def _warnings(box: ApiObject, now: float) -> Iterator[Text]:
 
 
 def _troubles(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], most: int) -> Iterator[Text]:
-    """Return the problems of GPUs and running runs, one line each, worst first."""
     found = [(gpu, f"GPU {format_place(gpu)}") for gpu in gpus]
     found += [(run, f"run {run.text('name')}") for run in runs if run.is_true("up")]
     bad = [(of, where) for of, where in found if of.text("condition") in ("critical", "warning")]

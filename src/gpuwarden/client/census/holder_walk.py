@@ -161,7 +161,6 @@ class HolderWalk:
         return known
 
     def _mark_kept(self, tensor: Any) -> list[LiveTensor]:
-        """Mark the tensors that a tensor keeps, directly or through others."""
         found: list[LiveTensor] = []
         left = _try_follow(self._types[type(tensor)], tensor)
         for number, each in enumerate(left, 1):  # grows meanwhile
@@ -173,7 +172,6 @@ class HolderWalk:
         return found
 
     def _attribute(self, place: int, tensors: list[LiveTensor]) -> None:
-        """Add tensors to an object, and their bytes to all above it."""
         self._own[place] += tensors
         size, above = sum(each.bytes for each in tensors), place
         self._claimed_bytes += size

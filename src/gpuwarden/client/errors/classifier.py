@@ -214,7 +214,6 @@ def _choose_parts(length: int, at: int | None, limit: int) -> list[tuple[int, in
 
 
 def _find_allocations(text: str) -> Iterator[Allocation]:
-    """Yield the allocations that failed, each with the operation named after it."""
     for regex in _ALLOCATIONS:
         found = list(re.finditer(regex, text, re.IGNORECASE))
         for index, match in enumerate(found):

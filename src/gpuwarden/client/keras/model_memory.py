@@ -48,7 +48,6 @@ def _list_model_sizes(model: Any) -> list[tuple[tuple[int, ...], int]]:
 
 
 def _list_sizes(variables: Iterable[Any]) -> list[tuple[tuple[int, ...], int]]:
-    """Return shape and bytes of each different variable."""
     found: list[tuple[tuple[int, ...], int]] = []
     for each in {id(each): each for each in variables}.values():
         with contextlib.suppress(AttributeError, TypeError, ValueError):  # unknown shape

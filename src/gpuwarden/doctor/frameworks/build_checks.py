@@ -45,7 +45,6 @@ def _check_build(installed: InstalledBuild) -> CheckResult:
 
 
 def _replace_build(installed: InstalledBuild) -> str:
-    """Return the commands that replace a build for the CPU by one for CUDA."""
     if installed.framework.module == "jax":  # a package next to it has the GPU's part
         return installed.install()
     names = [each for each in installed.framework.family if installed.environment.distribution(each)]
@@ -149,7 +148,6 @@ def _match_gpus(installed: InstalledBuild) -> list[tuple[Gpu, Kernels]]:
 
 
 def _name_gpus(gpus: list[Gpu]) -> str:
-    """Return names with compute capabilities, each once."""
     names = dict.fromkeys(
         f"{gpu.identity.name} (sm_{gpu.identity.compute_capability.replace('.', '')})" for gpu in gpus
     )
@@ -175,7 +173,6 @@ _PARTS: tuple[tuple[str, str, Callable[[InstalledBuild], CheckResult]], ...] = (
 
 
 def _check_framework(framework: KnownFramework, context: Context) -> Iterator[CheckResult]:
-    """Check one framework; only that it is missing if it is."""
     try:
         environment = read_environment(context)
     except InterpreterError:

@@ -87,7 +87,6 @@ def _is_version(text: str) -> bool:
 
 
 def _has_major(specifiers: SpecifierSet, version: str) -> bool:
-    """Return whether any version with the same major number satisfies the specifiers."""
     major = Version(version).major
     named = [each.version.removesuffix(".*") for each in specifiers]
     candidates = [f"{major}.0", f"{major}.{_LAST}", *(each for each in named if Version(each).major == major)]

@@ -105,7 +105,6 @@ def _check_mps(context: Context) -> Iterator[CheckResult]:
 
 
 def _mps_processes(proc: Path) -> dict[int, int]:
-    """Return the users of the processes of MPS, by pid."""
     found: dict[int, int] = {}
     for folder in proc.iterdir() if proc.is_dir() else ():
         if folder.name.isdecimal() and (read_text(folder / "comm") or "").strip() == _MPS_COMM:

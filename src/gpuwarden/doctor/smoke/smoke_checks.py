@@ -174,7 +174,6 @@ def _describe_end(status: int) -> str:
 
 
 def _end_group(group: int) -> None:
-    """End what the program has started and left."""
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 

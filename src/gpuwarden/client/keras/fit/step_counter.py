@@ -179,7 +179,6 @@ class StepCounter:
         self._counted += len(executions) * steps
 
     def _count_steps(self, executions: int) -> int:
-        """Return the number of steps in the first `executions` of the epoch."""
         most = executions * self._per_execution
         if self._in_epoch is not None:
             return min(most, self._in_epoch)
