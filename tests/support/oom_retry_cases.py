@@ -97,13 +97,10 @@ def case_two_retries(folder: Path) -> Any:
     }
 
 
-def case_later(folder: Path) -> Any:
+def case_later(_: Path) -> Any:
     grows, stopping = GrowingCallback(), keras.callbacks.EarlyStopping("loss", patience=5)
     trained = model()
-    path = folder / "kept.weights.h5"
-    history = fit_with_oom_retry(
-        trained, dataset, 1024, epochs=3, verbose=0, callbacks=[grows, stopping], checkpoint=path
-    )
+    history = fit_with_oom_retry(trained, dataset, 1024, epochs=3, verbose=0, callbacks=[grows, stopping])
     grows.held = None
     plain = model()
     plain.fit(dataset(1024), epochs=1, verbose=0)
@@ -113,7 +110,6 @@ def case_later(folder: Path) -> Any:
         "losses": [history.history["loss"][1:], rest.history["loss"]],
         "equal": have_same_values(trained, plain),
         "best": [stopping.best, min(history.history["loss"])],
-        "kept": path.exists(),
     }
 
 
@@ -135,44 +131,13 @@ class OverAllocateAtStart(keras.callbacks.Callback):  # type: ignore[misc] # Ker
         tf.zeros((20000, WIDTH))
 
 
-def case_before_the_first_epoch(folder: Path) -> Any:
-    trained, file = model(), folder / "of_another.weights.h5"
-    trained.optimizer.build(trained.trainable_variables)
+def case_before_the_first_epoch(_: Path) -> Any:
+    trained = model()
     before = trained.get_weights()
-    trained.set_weights([each + 1 for each in before])
-    trained.save_weights(file)
-    trained.set_weights(before)
     seen = describe_exception(
-        lambda: fit_with_oom_retry(trained, dataset, 64, checkpoint=file, callbacks=[OverAllocateAtStart()], verbose=0)
+        lambda: fit_with_oom_retry(trained, dataset, 64, callbacks=[OverAllocateAtStart()], verbose=0)
     )
     return {**seen, "same": all(map(np.array_equal, trained.get_weights(), before))}
-
-
-class Unwritable(keras.layers.Dense):  # type: ignore[misc] # Keras ships no types
-    """Cannot be saved after the first time."""
-
-    saved = 0
-
-    def save_own_variables(self, store: Any) -> None:  # noqa: D102
-        self.saved += 1
-        if self.saved > 1:
-            raise OSError("the disk is gone")
-        super().save_own_variables(store)
-
-
-def case_half_written(folder: Path) -> Any:
-    made = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(8), Unwritable(1)])
-    made.compile("adam", "mse")
-    before, file = made.get_weights(), folder / "deeper" / "kept.weights.h5"
-    seen = describe_exception(lambda: fit_with_oom_retry(made, dataset, 1024, epochs=3, checkpoint=file, verbose=0))
-    moved = not all(map(np.array_equal, made.get_weights(), before))
-    made.load_weights(file)
-    return {
-        **seen,
-        "moved": moved,
-        "same": all(map(np.array_equal, made.get_weights(), before)),
-        "files": [each.name for each in file.parent.iterdir()],
-    }
 
 
 class OwnLossLayer(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
@@ -357,28 +322,6 @@ def case_of_a_callback(_: Path) -> Any:
     return outcomes
 
 
-class Unsavable(keras.layers.Dense):  # type: ignore[misc] # Keras ships no types
-    """Runs out of memory when it is saved a second time."""
-
-    saved = 0
-
-    def save_own_variables(self, store: Any) -> None:  # noqa: D102
-        self.saved += 1
-        if self.saved == 2:
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[9,9]")
-        super().save_own_variables(store)
-
-
-def case_of_the_checkpoint(folder: Path) -> Any:
-    made = keras.Sequential([keras.layers.Input((3,)), Unsavable(1)])
-    made.compile("adam", "mse")
-    counts, file = HookRecorder(), folder / "second.weights.h5"
-    seen = describe_exception(
-        lambda: fit_with_oom_retry(made, dataset, 1024, epochs=3, verbose=0, callbacks=[counts], checkpoint=file)
-    )
-    return {**seen, "hooks": counts.hooks}
-
-
 def case_arguments(_: Path) -> Any:
     def wrong(**changed: Any) -> dict[str, Any]:
         given: dict[str, Any] = {"model": model(), "make_dataset": dataset, "batch_size": 8, "verbose": 0, **changed}
@@ -400,7 +343,6 @@ def case_arguments(_: Path) -> Any:
         "tries": wrong(tries=1.5),
         "smallest": wrong(smallest=16),
         "make_dataset": wrong(make_dataset=dataset(8)),
-        "checkpoint": wrong(checkpoint="file.h5"),
         "callbacks": wrong(callbacks=backup),
         "x": wrong(x=X),
         "model": wrong(model="a model"),

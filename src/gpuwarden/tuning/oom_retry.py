@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gpuwarden.client.guard import log
-from gpuwarden.client.keras.checkpoint import save
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.reporter import report_oom_retry
 from gpuwarden.tuning.argument_checks import check_sizes, check_whole
@@ -23,7 +20,6 @@ from gpuwarden.tuning.optimizers import list_optimizers, unwrap_optimizer, varia
 _OWN_ARGUMENTS = ("x", "y", "batch_size")
 _ARRAYS = ("x", "y", "sample_weight")  # parts of a tuple that make_dataset returns
 _KERAS_BATCH_SIZE = 32  # Keras's default for arrays
-_CHECKPOINT_SUFFIX = ".weights.h5"  # Keras saves the whole state of a model to such a file
 _REFUSED_CALLBACKS = {  # Keras callbacks that are not supported, with the reason
     "BackupAndRestore": "it would resume from its own checkpoint",
     "SwapEMAWeights": "after an out-of-memory it is unknown which weights are in the model",
@@ -35,7 +31,6 @@ def fit_with_oom_retry(
     make_dataset: Callable[[int], Any],
     batch_size: int,
     *,
-    checkpoint: str | os.PathLike[str] | None = None,
     smallest: int = 1,
     tries: int = 4,
     initial_epoch: int = 0,
@@ -55,8 +50,6 @@ def fit_with_oom_retry(
         make_dataset: Function that returns the training data for a batch size: a dataset in batches of that size, or
             arrays, as a tuple `(x, y)` or `(x, y, sample_weight)`.
         batch_size: Batch size of the first try.
-        checkpoint: File for the model's state at the start of each epoch, with the suffix .weights.h5. It is kept.
-            Default: none.
         smallest: Smallest batch size to try.
         tries: Largest number of fits, the first included.
         initial_epoch: As for `fit`.
@@ -80,8 +73,7 @@ def fit_with_oom_retry(
     _check_rates(model)
     _check_arguments(make_dataset, fit_kwargs)
     limits = _Limits(*check_sizes(batch_size, smallest), check_whole(tries, "tries"))
-    path = _check_path(checkpoint)
-    return _Training(model, make_dataset, limits, _EpochBegin(path, initial_epoch), fit_kwargs).fit()
+    return _Training(model, make_dataset, limits, _EpochBegin(initial_epoch), fit_kwargs).fit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +161,8 @@ class _Training:
         """Return the reason why no further try is made; empty if there is one."""
         if self._begin.ended:
             return (
-                "out of memory in a callback's on_epoch_end or on_train_end, or while the next epoch's checkpoint was "
-                "written; a smaller batch does not help: reduce the memory of the callbacks"
+                "out of memory in a callback's on_epoch_end or on_train_end; a smaller batch does not help: reduce the "
+                "memory of the callbacks"
             )
         if self._begin.snapshot is None:
             return "out of memory before the first epoch; a smaller batch does not help"
@@ -205,12 +197,9 @@ class _Training:
 
 
 class _EpochBegin(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """State of the model at the start of the current epoch, and progress of the training.
+    """State of the model at the start of the current epoch, and progress of the training."""
 
-    If `path` is set, the state is written to that file too.
-    """
-
-    def __init__(self, path: Path | None, epoch: int) -> None:
+    def __init__(self, epoch: int) -> None:
         super().__init__()
         self.epoch = epoch  # the current one
         self.sizes: dict[int, int] = {}  # batch size of each finished epoch
@@ -218,7 +207,6 @@ class _EpochBegin(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships
         self.validating = False
         self.ended = False  # the epoch's steps and validation; other callbacks may still run
         self.snapshot: ModelSnapshot | None = None
-        self._path = path
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
         """Copy the state; build an optimizer that has not trained before, so that the copy is complete."""
@@ -228,10 +216,7 @@ class _EpochBegin(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships
                 model.optimizer.build(model.trainable_variables)
         if self.ended:
             self.snapshot = None  # frees the memory of the last epoch's copy before the next is made
-        snapshot = ModelSnapshot(model)
-        if self._path is not None:
-            save(model, self._path)
-        self.snapshot = snapshot
+        self.snapshot = ModelSnapshot(model)
         self.epoch, self.validating, self.ended = epoch, False, False
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
@@ -333,10 +318,3 @@ def _check_rates(model: Any) -> None:
                 "smaller batches would advance it faster; set a number as learning rate, and use the callback "
                 "LearningRateScheduler, which counts epochs"
             )
-
-
-def _check_path(checkpoint: Any) -> Path | None:
-    path = None if checkpoint is None else Path(checkpoint)
-    if path is not None and not path.name.endswith(_CHECKPOINT_SUFFIX):
-        raise ValueError(f"checkpoint: {path} has another suffix; use {_CHECKPOINT_SUFFIX}")
-    return path
