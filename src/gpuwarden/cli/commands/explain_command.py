@@ -37,11 +37,10 @@ def run(parsed: argparse.Namespace) -> int:
     """Explain a text or a run; the exit status is 1 if it has no known error. Raises OSError, ConfigError."""
     config = load_config(parsed)
     logging.disable(logging.CRITICAL)  # the results of the checks say what a log line would
-    try:
-        what, events = _read_events(parsed.what, config)
-    except _NothingToReadError:
+    if parsed.what in (None, "-") and (sys.stdin is None or sys.stdin.isatty()):
         complain("gpuwarden explain: nothing to read: give a file, a run's ID, or a text by pipe")
         return WRONG_USE
+    what, events = _read_events(parsed.what, config)
     explanation = explain_events(events)
     if explanation is None:
         write('{"problem": null}\n' if parsed.json else UNKNOWN.format(what=what))
@@ -61,15 +60,9 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-class _NothingToReadError(Exception):
-    """Neither a file nor a run nor a pipe."""
-
-
 def _read_events(what: str | None, config: Config) -> tuple[str, list[ErrorEvent]]:
     """Return the name of the text and its errors. A file goes before a run of that name."""
     if what is None or what == "-":
-        if sys.stdin is None or sys.stdin.isatty():
-            raise _NothingToReadError
         return "the text", read_events(sys.stdin.buffer)
     path = Path(what)
     if path.exists() or "/" in what:

@@ -12,11 +12,6 @@ RANK: Mapping[str, int] = {"critical": 0, "warning": 1, "unknown": 2, "ok": 3}
 IN_USE, RESERVED, FREE = "█▒░"
 MIN_FLEXIBLE_WIDTH = 24  # columns: most names, so that the table does not jump with each new one
 MIN_SHARED_WIDTH = 8  # columns; on a narrower terminal the last columns are cut
-_PRESSURE_STYLES: Mapping[str, str] = {
-    "none": STYLES["ok"],
-    "warning": STYLES["warning"],
-    "critical": STYLES["critical"],
-}
 _MARKS: Mapping[str, str] = {"critical": "✖", "warning": "▲"}
 
 
@@ -83,7 +78,7 @@ def _draw_row(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Te
 
 def pressure_style(level: str) -> str:
     """Return the style of a pressure level; none if it is unknown."""
-    return _PRESSURE_STYLES.get(level, "")
+    return STYLES.get("ok" if level == "none" else level, "")
 
 
 def memory_bar(width: int, size: float | None, in_use: float | None, used: float | None, style: str) -> Text:
