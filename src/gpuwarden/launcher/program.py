@@ -53,18 +53,12 @@ _FIRST_FREE_DESCRIPTOR = 3  # a closed standard stream of the program must not b
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """End of a program: `status` is that of wait(2), `began` and `ended` are Unix times.
-
-    `seconds` is the time between them, whatever the clock did. `usage` is getrusage(2)'s, of the program and those of
-    its children that it has waited for.
-    """
+    """End of a program: `status` is that of wait(2), `began` is Unix time, `seconds` are by a steady clock."""
 
     pid: int
     status: int
     began: float
-    ended: float
     seconds: float
-    usage: resource.struct_rusage
 
     @property
     def signal(self) -> int | None:
@@ -114,10 +108,9 @@ def run_program(
         _set_timers(timers)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise
-    status, usage = _wait(process.pid)
+    status = _wait(process.pid)
     process.returncode = os.waitstatus_to_exitcode(status)  # has been waited for
-    ended = time.time()
-    return ProgramEnd(process.pid, status, began, ended, time.monotonic() - started, usage)
+    return ProgramEnd(process.pid, status, began, time.monotonic() - started)
 
 
 def should_hurry() -> bool:
@@ -154,16 +147,16 @@ def _add_shell(command: Sequence[str], environment: Mapping[str, str]) -> Sequen
     return command
 
 
-def _wait(pid: int) -> tuple[int, resource.struct_rusage]:
-    """Pass signals on until the program ends; return its status and its usage."""
+def _wait(pid: int) -> int:
+    """Pass signals on until the program ends; return its status."""
     while True:
-        changed, status, usage = os.wait4(pid, os.WNOHANG | os.WUNTRACED)
+        changed, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
         if changed and os.WIFSTOPPED(status):
             # A program that stops itself may do so by SIGSTOP; the same signal of a scheduler is for the program alone.
             if os.WSTOPSIG(status) in _OF_JOB_CONTROL or _is_in_foreground():
                 os.kill(os.getpid(), signal.SIGSTOP)  # so that the shell sees the job stop, and can continue it
         elif changed:
-            return status, usage
+            return status
         info = signal.sigwaitinfo({*_PASSED, signal.SIGCHLD})
         if info.si_signo != signal.SIGCHLD and info.si_code in _FROM_PROCESS and info.si_pid != pid:
             with contextlib.suppress(ProcessLookupError):

@@ -10,8 +10,7 @@ from gpuwarden.doctor.frameworks.shared_libraries import read_loader_cache
 from gpuwarden.doctor.gpu_survey import UNUSABLE_BINDING
 from gpuwarden.doctor.model import Context
 
-NVIDIA = "0x10de"  # PCI vendor
-_VENDORS = {NVIDIA: "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 # "… x86_64 Kernel Module  550.90.07  …", or "… Open Kernel Module for x86_64  565.57.01  Release Build …".
 _NVRM_VERSION = re.compile(r"Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 NO_GPU, NO_MODULE = "no NVIDIA GPU here", "the kernel module is not loaded"
@@ -29,9 +28,8 @@ _NO_GPUS_PASSED = "the container was started without GPUs"
 
 
 class PciGpu(NamedTuple):
-    """GPU on the PCI bus: its address, the name of its vendor, and the kernel driver bound to it, if any."""
+    """GPU on the PCI bus: the name of its vendor, and the kernel driver bound to it, if any."""
 
-    address: str
     vendor: str
     driver: str
 
@@ -111,7 +109,7 @@ def list_pci_gpus(context: Context) -> list[PciGpu]:
         if kind.startswith(("0x03", "0x12")) and vendor in _VENDORS:
             driver = folder / "driver"
             name = driver.readlink().name if driver.is_symlink() else ""
-            found.append(PciGpu(folder.name, _VENDORS[vendor], name))
+            found.append(PciGpu(_VENDORS[vendor], name))
     return found
 
 
