@@ -11,9 +11,7 @@ import pytest
 
 from gpuwarden.protocol.run_folder import ProcessNote, ProgramError, read_crashes, read_notes, write_note
 
-NOTE = ProcessNote(
-    7, 100, ("keras",), ProgramError("KeyError", "KeyError: 'gone'", thread=False, framework_kind="other")
-)
+NOTE = ProcessNote(7, 100, ProgramError("KeyError", "KeyError: 'gone'", thread=False, framework_kind="other"))
 
 
 @pytest.mark.parametrize(

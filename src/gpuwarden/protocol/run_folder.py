@@ -37,7 +37,7 @@ class ProgramError:
 
 @dataclass(frozen=True, slots=True)
 class ProcessNote:
-    """Note of one process of the program: what counts its steps, and how it failed.
+    """Note of one process of the program that trained or failed.
 
     `error` is the exception that ended the process; without one, the first that ended a thread or was ignored.
     `thread_error` is the first one of a thread, if another exception ended the process later.
@@ -45,13 +45,8 @@ class ProcessNote:
 
     pid: int
     start: int  # clock ticks since boot, as in /proc/PID/stat
-    instrumented: tuple[str, ...] = ()
     error: ProgramError | None = None
     thread_error: ProgramError | None = None
-
-    def add_source(self, source: str) -> ProcessNote:
-        """Return the note with one more source of steps."""
-        return replace(self, instrumented=(*self.instrumented, source))
 
     def add_error(self, error: ProgramError) -> ProcessNote:
         """Return the note with an error; of two, the one that ended the process counts, else the first."""
@@ -110,7 +105,6 @@ def _parse_note(fields: dict[str, Any]) -> ProcessNote:
     return ProcessNote(
         pid=int(fields["pid"]),
         start=int(fields["start"]),
-        instrumented=tuple(str(each) for each in fields.get("instrumented", ())),
         error=_parse_error(fields.get("error")),
         thread_error=_parse_error(fields.get("thread_error")),
     )

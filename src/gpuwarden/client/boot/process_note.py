@@ -1,4 +1,4 @@
-"""Note of this process for the launcher: what counts its steps, and the error that ended it."""
+"""Note of this process for the launcher: that it trains, and the error that ended it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _lock = threading.Lock()
 _note: ProcessNote | None = None
 
 
-def note_source(source: str) -> None:
-    """Record what counts this process's steps."""
-    if _note is None or _note.pid != os.getpid() or source not in _note.instrumented:
-        _change(lambda note: note.add_source(source))
+def note_training() -> None:
+    """Record that this process trains."""
+    if _note is None or _note.pid != os.getpid():
+        _change(lambda note: note)
 
 
 def note_error(error: ProgramError) -> None:
@@ -31,8 +31,8 @@ def _change(change: Callable[[ProcessNote], ProcessNote]) -> None:
     if not folder or not _lock.acquire(timeout=1):  # a forked child may have inherited a lock that nothing releases
         return
     try:
-        before = _note if _note is not None and _note.pid == os.getpid() else ProcessNote(os.getpid(), _read_start())
-        _note = change(before)
+        before = _note if _note is not None and _note.pid == os.getpid() else None
+        _note = change(before or ProcessNote(os.getpid(), _read_start()))
         if _note != before:
             with contextlib.suppress(OSError):  # the folder is gone, or the disk is full
                 write_note(folder, _note)
