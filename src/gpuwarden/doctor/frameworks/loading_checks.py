@@ -22,7 +22,7 @@ def check_libraries(installed: InstalledBuild) -> CheckResult:
     build = installed.build
     if not build.libraries:
         return skipped(f"The libraries of CUDA {format_version(build.cuda)} are not known.")
-    search = LibrarySearch(installed.environment, installed.context)
+    search = LibrarySearch(installed.context, installed.environment)
     found = {each: search.find(each, build.search) for each in build.libraries}
     if missing := [each for each, file in found.items() if file is None]:
         return _describe_missing(installed, missing)
@@ -47,9 +47,6 @@ def check_libraries(installed: InstalledBuild) -> CheckResult:
             f"{installed.framework.title} was tested with the libraries that were installed for it.",
             fix=_leave_out([shown[each].path for each in replaced]),
         )
-    unused = [path for each in shown if (path := search.find_in_variable(each)) and path != shown[each].path]
-    if unused:
-        text = f"{text}; not {', '.join(map(str, unused))} of LD_LIBRARY_PATH, which its own path precedes"
     return passed(f"{text}.")
 
 

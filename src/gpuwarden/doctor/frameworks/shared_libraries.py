@@ -14,7 +14,18 @@ from gpuwarden.doctor.frameworks.environment import Environment
 from gpuwarden.doctor.model import Context
 
 LD_LIBRARY_PATH = "LD_LIBRARY_PATH"
-_DEFAULT_FOLDERS = ("lib64", "usr/lib64", "lib", "usr/lib")
+_DEFAULT_FOLDERS = (
+    "lib64",
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "lib",
+    "usr/lib",
+    "usr/lib/wsl/lib",
+    "usr/local/nvidia/lib64",  # Google's Kubernetes
+    "run/opengl-driver/lib",  # NixOS
+)
+_NO_SECTION = DynamicSection()
 _CACHED = re.compile(r"\s+(\S+) \(([^)]*)\) => (/.*)")
 
 
@@ -25,25 +36,32 @@ class FoundLibrary:
     path: Path
     by: str
 
+    @property
+    def version(self) -> str:
+        """Version in the name of the file that a link leads to; empty if there is none."""
+        return self.path.resolve().name.partition(".so.")[2] if self.path.is_symlink() else ""
+
 
 class LibrarySearch:
-    """Search for one environment. The order is that of ld.so(8): rpath, LD_LIBRARY_PATH, runpath, cache, defaults."""
+    """Search on one machine, in the order of ld.so(8): rpath, LD_LIBRARY_PATH, runpath, cache, default folders.
 
-    def __init__(self, environment: Environment, context: Context) -> None:
+    NVIDIA's packages of an environment are searched too, if one is given.
+    """
+
+    def __init__(self, context: Context, environment: Environment | None = None) -> None:
         self._variable = [Path(each or ".") for each in context.environ.get(LD_LIBRARY_PATH, "").split(":")]
         if not context.environ.get(LD_LIBRARY_PATH):
             self._variable = []
-        self._packages = [lib for each in environment.path for lib in sorted(Path(each).glob("nvidia/*/lib"))]
+        path = () if environment is None else environment.path
+        self._packages = [lib for each in path for lib in sorted(Path(each).glob("nvidia/*/lib"))]
         self._cached = read_loader_cache(context.root)
         self._defaults = [context.root / each for each in _DEFAULT_FOLDERS]
 
-    def find(self, name: str, section: DynamicSection, *, with_variable: bool = True) -> FoundLibrary | None:
+    def find(
+        self, name: str, section: DynamicSection = _NO_SECTION, *, with_variable: bool = True
+    ) -> FoundLibrary | None:
         """Return the file that a library with this dynamic section loads; None if there is none."""
         return next(self._candidates(name, section, with_variable), None)
-
-    def find_in_variable(self, name: str) -> Path | None:
-        """Return the library in a folder of LD_LIBRARY_PATH."""
-        return next(_existing(name, self._variable), None)
 
     def _candidates(self, name: str, section: DynamicSection, with_variable: bool) -> Iterator[FoundLibrary]:  # noqa: FBT001 - private
         yield from (FoundLibrary(each, "own path") for each in _existing(name, section.rpath))

@@ -6,11 +6,11 @@ import os
 import re
 from collections.abc import Iterator
 
+from gpuwarden.doctor.frameworks.shared_libraries import LibrarySearch
 from gpuwarden.doctor.gpu_survey import UNUSABLE_BINDING
 from gpuwarden.doctor.machine.gpu_findings import capitalize
 from gpuwarden.doctor.machine.machine_files import (
     NO_MODULE,
-    find_library,
     is_wsl,
     list_pci_gpus,
     missing_driver,
@@ -58,7 +58,7 @@ def _explain_missing_module(context: Context) -> tuple[str, str]:
             "Run in that virtual machine, or take the GPU's id out of vfio-pci.ids and reboot.",
         )
     if "/nvidia.ko" not in modules:
-        if find_library(context, "libnvidia-ml.so.1") is None:
+        if LibrarySearch(context).find("libnvidia-ml.so.1") is None:
             found = "NVIDIA's driver is not installed"
             found += ": the open driver nouveau has the GPU, which cannot run CUDA." if "nouveau" in bound else "."
             return found, f"Install it: sudo ubuntu-drivers install (Ubuntu); others: {_DRIVER_GUIDE}"
@@ -81,7 +81,7 @@ def _nvrm(context: Context) -> str:
 @check("driver.versions", "Kernel module and libnvidia-ml have one version; if not, the machine needs a reboot.")
 def _check_versions(context: Context) -> Iterator[CheckResult]:
     module = module_version(context)
-    library = find_library(context, "libnvidia-ml.so.1")
+    library = LibrarySearch(context).find("libnvidia-ml.so.1")
     fault = context.survey().fault
     if reason := missing_driver(context):
         yield skipped(reason)
@@ -136,7 +136,7 @@ def _check_library(context: Context) -> Iterator[CheckResult]:
     if reason or context.survey().fault == _MISMATCH:
         yield skipped(reason or "driver.versions has the reason")
         return
-    library = find_library(context, "libcuda.so.1")
+    library = LibrarySearch(context).find("libcuda.so.1")
     if library is None:
         yield failed(
             "The driver's libcuda.so.1 is not in a folder of the loader.",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpuwarden.doctor.frameworks.shared_libraries import LibrarySearch
 from gpuwarden.doctor.machine.machine_files import (
     NO_GPU,
     find_container,
-    find_library,
     is_container_without_gpus,
     is_wsl,
     list_pci_gpus,
@@ -45,7 +45,7 @@ def _check_wsl(context: Context) -> Iterator[CheckResult]:
             "Only WSL2 passes the GPU through, and only with a driver for it in Windows.",
             "Install NVIDIA's driver in Windows, then run in PowerShell: wsl --update; wsl --shutdown",
         )
-    elif (foreign := find_library(context, "libcuda.so.1")) and "wsl" not in foreign.path.parts:
+    elif (foreign := LibrarySearch(context).find("libcuda.so.1")) and "wsl" not in foreign.path.parts:
         yield failed(
             f"A Linux driver is installed in WSL2: {foreign.path} hides the library of Windows' driver.",
             "CUDA loads the wrong libcuda and finds no GPU.",

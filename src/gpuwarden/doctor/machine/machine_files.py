@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuwarden.doctor.frameworks.shared_libraries import read_loader_cache
 from gpuwarden.doctor.gpu_survey import UNUSABLE_BINDING
 from gpuwarden.doctor.model import Context
 
@@ -15,15 +14,6 @@ _VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 _NVRM_VERSION = re.compile(r"Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 NO_GPU, NO_MODULE = "no NVIDIA GPU here", "the kernel module is not loaded"
 _NO_DRIVER = ("library_not_found", "driver_not_loaded", UNUSABLE_BINDING)  # faults that show no GPU
-_LIBRARY_FOLDERS = (
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib64",
-    "usr/lib",
-    "usr/lib/wsl/lib",
-    "usr/local/nvidia/lib64",  # Google's Kubernetes
-    "run/opengl-driver/lib",  # NixOS
-)
 _NO_GPUS_PASSED = "the container was started without GPUs"
 
 
@@ -72,13 +62,6 @@ _CONTAINERS = (
         variables=("container",),
     ),
 )
-
-
-class Library(NamedTuple):
-    """Library of the driver: where the loader finds it, and its version, empty if its file name has none."""
-
-    path: Path
-    version: str
 
 
 def read_text(path: Path) -> str | None:
@@ -143,17 +126,6 @@ def find_container(context: Context) -> ContainerKind | None:
 def is_container_without_gpus(context: Context) -> bool:
     """Return whether this is a container without a GPU's device file on a host with a driver."""
     return find_container(context) is not None and module_version(context) is not None and not list_gpu_nodes(context)
-
-
-def find_library(context: Context, name: str) -> Library | None:
-    """Return the library that the loader finds by that name: in LD_LIBRARY_PATH, in its cache, in its folders."""
-    first = (Path(folder) / name for folder in context.environ.get("LD_LIBRARY_PATH", "").split(":") if folder)
-    cached = filter(None, [read_loader_cache(context.root).get(name)])
-    usual = (context.root / folder / name for folder in _LIBRARY_FOLDERS)
-    path = next((path for path in (*first, *cached, *usual) if path.exists()), None)
-    if path is None:
-        return None
-    return Library(path, path.resolve().name.partition(".so.")[2] if path.is_symlink() else "")
 
 
 def _entries(folder: Path) -> list[Path]:
