@@ -39,7 +39,7 @@ class FitMeters:
             per_execution,
             in_epoch,
             updates=lambda: introspection.read_updates(reference()),
-            traces=introspection.TraceCount(model),
+            traces=lambda: introspection.read_traces(reference()),
             cut_short=self._examples.fail,
         )
         self._metrics_due = 0.0

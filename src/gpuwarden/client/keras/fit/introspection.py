@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,23 +62,16 @@ def find_feeder() -> Any | None:
     return None
 
 
-class TraceCount:
-    """Count of the traces of a model's train function; takes some µs and references the model weakly."""
+def read_traces(model: Any) -> object | None:
+    """Return a value that changes when the train function is rebuilt or traced, in some µs; None if unknown.
 
-    def __init__(self, model: Any) -> None:
-        self._model = weakref.ref(model)
-
-    def __call__(self) -> object | None:
-        """Return a value that changes when the function is rebuilt or traced; None if unknown.
-
-        An eager model never traces. XLA may compile again without a trace, for another shape.
-        """
-        model = self._model()
-        function = unwrap(getattr(model, "train_function", None))
-        counts = [each.experimental_get_tracing_count() for each in _find_tf_functions(model, function)]
-        if counts:
-            return (id(function), *counts)
-        return "eager" if getattr(model, "run_eagerly", False) else None
+    An eager model never traces. XLA may compile again without a trace, for another shape.
+    """
+    function = unwrap(getattr(model, "train_function", None))
+    counts = [each.experimental_get_tracing_count() for each in _find_tf_functions(model, function)]
+    if counts:
+        return (id(function), *counts)
+    return "eager" if getattr(model, "run_eagerly", False) else None
 
 
 def _find_tf_functions(model: Any, function: Any) -> Iterator[Any]:
