@@ -36,16 +36,12 @@ OUTCOME_SECONDS = 15.0  # from the end of a training until the daemon knows its 
 ACTS = ("leak", "retry")  # of gpuwarden.demo.training
 
 
-class DemoError(OSError):
-    """The demo cannot continue; the text says why and what to do."""
-
-
 def run(parsed: argparse.Namespace) -> int:
-    """Run the demo until Ctrl-C, or until its terminal is closed. Raises DemoError."""
+    """Run the demo until Ctrl-C, or until its terminal is closed. Raises OSError."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # their default would leave the programs running
     if importlib.util.find_spec("tensorflow") is None:
-        raise DemoError(
+        raise OSError(
             "the demo needs TensorFlow: run it with `make demo`, or install it with "
             f"{sys.executable} -m pip install tensorflow-cpu"
         )
@@ -71,28 +67,28 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _choose_address(text: str | None) -> Address:
-    """Return the address to listen on; port 0 becomes a free port. Raises DemoError."""
+    """Return the address to listen on; port 0 becomes a free port. Raises OSError."""
     try:
         address = ADDRESS.read(text) if text else Config().web.listen
     except ValueError as error:
-        raise DemoError(f"--listen: {error}") from None
+        raise OSError(f"--listen: {error}") from None
     if not address.port:
         return address._replace(port=_free_port(0))
     with contextlib.suppress(ApiError):
         fetch_json(address, STATE)
-        raise DemoError(f"another daemon listens on {address}; choose a port: gpuwarden demo --listen 127.0.0.1:9847")
+        raise OSError(f"another daemon listens on {address}; choose a port: gpuwarden demo --listen 127.0.0.1:9847")
     return address
 
 
 def _await_gpu(listen: Address, daemon: subprocess.Popen[bytes], log: Path) -> str:
-    """Wait for the daemon's first poll, and return the UUID of the idle GPU. Raises DemoError."""
+    """Wait for the daemon's first poll, and return the UUID of the idle GPU. Raises OSError."""
     end = time.monotonic() + START_SECONDS
     while daemon.poll() is None and time.monotonic() < end:
         with contextlib.suppress(ApiError):
             state = ApiObject(fetch_json(listen, STATE))
             return next(gpu.text("uuid") for gpu in state.parts("gpus") if gpu.number("index") == IDLE_GPU)
         time.sleep(0.05)
-    raise DemoError(log.read_text(errors="replace").strip().removeprefix("gpuwarden: "))
+    raise OSError(log.read_text(errors="replace").strip().removeprefix("gpuwarden: "))
 
 
 def _start_prometheus(programs: contextlib.ExitStack, listen: Address, folder: Path) -> Address | None:
@@ -126,7 +122,7 @@ def _free_port(wanted: int) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             return int(probe.getsockname()[1])
-    raise DemoError("no port of 127.0.0.1 is free")
+    raise OSError("no port of 127.0.0.1 is free")
 
 
 class _Play:
@@ -142,7 +138,7 @@ class _Play:
     def run(self, uuid: str, environment: dict[str, str]) -> None:
         """Run the trainings, and print what happens until Ctrl-C.
 
-        Raises DemoError if the daemon ends, or a training without an outcome.
+        Raises OSError if the daemon ends, or a training without an outcome.
         """
         for act in ACTS:
             command = [sys.executable, "-m", "gpuwarden.demo.training", act, RUN_NAME, uuid]
@@ -173,5 +169,5 @@ class _Play:
     def _log(self, program: str) -> Path:
         return self._folder / f"{program}.log"
 
-    def _failed(self, program: str) -> DemoError:
-        return DemoError(f"the {program} ended:\n{self._log(program).read_text(errors='replace')[-2000:]}")
+    def _failed(self, program: str) -> OSError:
+        return OSError(f"the {program} ended:\n{self._log(program).read_text(errors='replace')[-2000:]}")

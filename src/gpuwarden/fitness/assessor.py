@@ -34,10 +34,6 @@ MAX_NAMED = 3  # problems in the text
 MAX_FINDINGS = 200
 
 
-class UnknownCheckError(ValueError):
-    """Name of a check that does not exist; the text suggests one."""
-
-
 class FitnessAssessor:
     """Assessor that learns from polls which GPUs and links there are. Used by one event loop."""
 
@@ -61,11 +57,11 @@ class FitnessAssessor:
                 self._linked.update((uuid, link) for link, up in nvlinks(gpu).items() if up)
 
     def answer(self, state: State | None, facts: SlowFacts, question: Question, now: float) -> Assessment:
-        """Assess the node, or the GPUs of a question, at `now` (Unix time). Raises UnknownCheckError."""
+        """Assess the node, or the GPUs of a question, at `now` (Unix time). Raises ValueError for an unknown check."""
         for name in question.off:
             if name not in CHECKS:
                 near = get_close_matches(name, CHECKS, n=1)
-                raise UnknownCheckError(f"there is no check {name}" + (f"; did you mean {near[0]}?" if near else ""))
+                raise ValueError(f"there is no check {name}" + (f"; did you mean {near[0]}?" if near else ""))
         if state is None:
             return Assessment("unknown", "no successful poll yet, or the last one failed")
         if not state.snapshot.asked:

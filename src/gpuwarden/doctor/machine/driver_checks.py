@@ -36,7 +36,11 @@ _REFUSED_CLIENT = re.compile(
 def _check_module(context: Context) -> Iterator[CheckResult]:
     version = module_version(context)
     if version is not None:
-        kind = "open kernel module" if "Open Kernel" in _nvrm(context) else "kernel module"
+        kind = (
+            "open kernel module"
+            if "Open Kernel" in (read_text(context.proc / "driver/nvidia/version") or "")
+            else "kernel module"
+        )
         yield passed(f"{kind} {version}".strip())
     elif is_wsl(context):
         yield skipped("WSL2 uses Windows' driver")
@@ -72,10 +76,6 @@ def _explain_missing_module(context: Context) -> tuple[str, str]:
         "The kernel module nvidia is installed and not loaded.",
         f"sudo modprobe nvidia; if that fails, the reason is in: sudo dmesg | tail{hint}",
     )
-
-
-def _nvrm(context: Context) -> str:
-    return read_text(context.proc / "driver/nvidia/version") or ""
 
 
 @check("driver.versions", "Kernel module and libnvidia-ml have one version; if not, the machine needs a reboot.")

@@ -103,7 +103,8 @@ def try_framework(framework: KnownFramework, context: Context, kind: Kind, patie
         except subprocess.TimeoutExpired:
             ended = f"took more than {patience:.0f} s"
         finally:
-            _end_group(process.pid)
+            with suppress(ProcessLookupError):  # its children too
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         output.seek(0)
         log.seek(0)
@@ -171,11 +172,6 @@ def _describe_end(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}" if status else ""
     return f"was ended by {signal.Signals(-status).name}"
-
-
-def _end_group(group: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
 
 
 TRIALS = CheckRow(
