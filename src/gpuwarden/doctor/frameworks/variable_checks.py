@@ -69,12 +69,6 @@ VARIABLES = (
         "Correct --xla_gpu_cuda_data_dir in XLA_FLAGS, or remove it.",
     ),
     Variable(
-        "XLA_FLAGS",
-        lambda value: "--xla_dump_to" in value,
-        "XLA writes every compiled program to disk, which costs time and space.",
-        "Remove --xla_dump_to from XLA_FLAGS.",
-    ),
-    Variable(
         "XLA_PYTHON_CLIENT_ALLOCATOR",
         lambda value: value == "platform",
         "JAX asks the driver for each allocation, which is slow.",
@@ -109,12 +103,6 @@ VARIABLES = (
         _is_on,
         "torch asks the driver for each allocation, which is slow.",
         "unset PYTORCH_NO_CUDA_MEMORY_CACHING",
-    ),
-    Variable(
-        "LD_PRELOAD",
-        lambda value: any(not Path(each).exists() for each in re.split(r"[ :]+", value.strip()) if "/" in each),
-        "The loader ignores a library that does not exist and says so at each start.",
-        "Correct LD_PRELOAD, or unset it.",
     ),
     Variable(
         "LD_PRELOAD",
