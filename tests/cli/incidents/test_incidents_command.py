@@ -14,7 +14,6 @@ from commands import run_command
 from services import Daemon, end_processes, fetch, wait_until
 from staged_incidents import staged_incident, store_incidents
 
-from gpuwarden.cli.common.api_client import MAX_ANSWER_BYTES
 from gpuwarden.incidents.incident_store import WITHHELD_LINE
 from gpuwarden.web.api.api_paths import INCIDENTS
 from mock_nvml import MockNvml
@@ -173,14 +172,6 @@ def test_file_without_an_incident(tmp_path: Path, text: str) -> None:
     assert done.returncode == 1
     assert str(file) in done.stderr
     assert "gpuwarden incidents show ID --json" in done.stderr
-
-
-def test_file_that_is_too_large(tmp_path: Path) -> None:
-    """It is refused by its size, and not read whole."""
-    file = tmp_path / "large.json"
-    with file.open("wb") as opened:
-        opened.truncate(MAX_ANSWER_BYTES + 1)
-    assert f"{file}: larger than 64 MiB" in run("show", str(file)).stderr
 
 
 def test_without_a_daemon() -> None:

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from gpuwarden.cli.common.api_client import MAX_ANSWER_BYTES, ApiError, fetch_json, find_socket, unexpected_response
+from gpuwarden.cli.common.api_client import ApiError, fetch_json, find_socket, unexpected_response
 from gpuwarden.config.schema import Config
 from gpuwarden.formatting import sanitize
 from gpuwarden.web.api.api_paths import INCIDENTS, RUNS
@@ -32,12 +32,8 @@ def read_incident(config: Config, name: str) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        text = file.read(MAX_ANSWER_BYTES + 1)
-    if len(text) > MAX_ANSWER_BYTES:
-        raise OSError(None, f"{path}: larger than {MAX_ANSWER_BYTES >> 20} MiB, so no incident")
     try:
-        value = json.loads(text)
+        value = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         raise OSError(
             None, f"{path}: not a JSON file; write an incident with: gpuwarden incidents show ID --json > FILE"
