@@ -289,7 +289,7 @@ def test_many_events_of_a_poll_are_one_freeze(tmp_path: Path, monkeypatch: pytes
 
 def test_flood_of_errors_does_not_hide_a_lost_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More errors of one user's runs than an incident has facts leave the loss of their GPU in the finding."""
-    monkeypatch.setattr(facts, "MAX_FACTS", 32)
+    monkeypatch.setattr(facts, "MAX_FACTS", 8)
 
     async def script(stage: Stage) -> None:
         runs = [stage.train(f"r{number}", gpus=(1,), uid=1002, in_use=GIB // 4) for number in range(10)]
