@@ -164,7 +164,7 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
         joined = JoinedPoll(box, runs, now, co_tenants=co_tenants)
         usage = accounts.add_poll(joined)
         found = pressure.evaluate(joined)
-        state = State("nvml", 1.0, box, runs, records.list_shares(), pressure=found)
+        state = State("nvml", 1.0, box, runs, records.list_usage(), pressure=found)
         advice = advisor.evaluate(joined, found, detector.evaluate(state, now))
         advisor.confirm(advice.messages, now)
         sent += [decode_reply(encode(each.advice)) for each in advice.messages]

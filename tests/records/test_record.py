@@ -148,7 +148,7 @@ def test_record_survives_json() -> None:
     made = example_record()
     back = record_from_json(json.loads(json.dumps(json_from_record(made))))
     assert json_from_record(back) == json_from_record(made)
-    assert add_usage(back, {}) == ACCOUNT.shares
+    assert add_usage(back, {}) == ACCOUNT.devices
 
 
 def test_usage_of_an_earlier_daemon_is_added() -> None:

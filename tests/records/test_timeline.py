@@ -52,8 +52,8 @@ def make_run(devices: int, history: MemoryHistory) -> RunSnapshot:
 
 def make_usage(uuids: Iterable[str]) -> RunUsage:
     """Make the usage of a run on these devices."""
-    full = next(iter(ACCOUNT.shares.values()))
-    return replace(ACCOUNT, shares=dict.fromkeys(uuids, full))
+    full = next(iter(ACCOUNT.devices.values()))
+    return replace(ACCOUNT, devices=dict.fromkeys(uuids, full))
 
 
 def make_record(made: RunSnapshot) -> RunRecord:

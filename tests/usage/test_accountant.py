@@ -108,7 +108,7 @@ class Host:
             self.pass_second()
             before_each()
             usage = self.join()
-        return usage[0].shares["GPU-0"]
+        return usage[0].devices["GPU-0"]
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_energy_comes_from_the_counter(host: Host) -> None:
     host.start_run(BOB)
     assert host.poll(10).energy_joules == 6000
     host.poll(10)
-    assert [usage.shares["GPU-0"].energy_joules for usage in host.join()] == [9000, 6000]  # all of it for each
+    assert [usage.devices["GPU-0"].energy_joules for usage in host.join()] == [9000, 6000]  # all of it for each
 
 
 def test_run_that_starts_between_two_readings() -> None:
@@ -261,8 +261,8 @@ def test_mig_instance_has_no_energy() -> None:
         instances = mig_gpu(0, free=(GIB, GIB), held={ALICE.pid: 1})
         polled = replace(polled, mig=instances.mig, processes=instances.processes)
         (usage,) = host.join(snapshot(polled))
-    (share,) = usage.shares.values()
-    assert set(usage.shares) == {"MIG-0-1"}
+    (share,) = usage.devices.values()
+    assert set(usage.devices) == {"MIG-0-1"}
     assert (share.gpu_seconds, share.energy_joules, share.idle_seconds) == (10, None, None)
     assert share.throttled_seconds["sw_power_cap"] > 4
 
@@ -327,7 +327,7 @@ def test_expired_run_leaves_no_state(host: Host) -> None:
     """A run that has expired leaves no state."""
     host.poll(2)
     (last,) = host.accounts.add_poll(JoinedPoll(snapshot(host.gpu()), (), 3.0)).values()
-    assert last.shares["GPU-0"].energy_joules == 600
+    assert last.devices["GPU-0"].energy_joules == 600
     assert not host.accounts.add_poll(JoinedPoll(snapshot(host.gpu()), (), 4.0))
     assert not host.accounts._meters
 

@@ -27,7 +27,7 @@ def divided(state: State) -> State:
         snapshot=replace(state.snapshot, gpus=(gpu, *others)),
         pressure=replace(state.pressure, levels=levels),
         runs=tuple(_moved(run, whole, part) for run in state.runs),
-        usage={run_id: _renamed(shares, whole, part) for run_id, shares in state.usage.items()},
+        usage={run_id: _renamed(devices, whole, part) for run_id, devices in state.usage.items()},
     )
 
 

@@ -34,7 +34,7 @@ _READERS: Mapping[type[Table[Any]], Callable[[State], SubjectReadings]] = {
         ((run_id,), AdviceReadings.read(sent)) for run_id, sent in state.advice_sent.items()
     ],
     RunUsageReadings: lambda state: [
-        ((run_id,), RunUsageReadings.read(shares)) for run_id, shares in state.usage.items()
+        ((run_id,), RunUsageReadings.read(devices)) for run_id, devices in state.usage.items()
     ],
 }
 TABLES: tuple[type[Table[Any]], ...] = (*_READERS, FitnessReadings, DaemonProcess)

@@ -187,7 +187,7 @@ class Pipeline:
         return replace(
             state,
             detection=detection,
-            usage=self.recorder.list_shares(),
+            usage=self.recorder.list_usage(),
             advice_sent={run.peer.run_id: sent[run.peer.run_id] for run in runs if run.hello.hears},
             counts=self._add_counts(counts),
         )

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpuwarden.records.figure import join_figures
-from gpuwarden.records.record import RecordedDevice, RunRecord, choose_duration, compute_idle_ratio, join_shares
+from gpuwarden.records.record import (
+    RecordedDevice,
+    RunRecord,
+    choose_duration,
+    compute_idle_ratio,
+    join_devices_by_uuid,
+)
 from gpuwarden.records.timeline import limit_timeline, shift_timeline
 from gpuwarden.runs.run_events import join_events
 from gpuwarden.runs.run_snapshot import KEPT_ERRORS
@@ -52,6 +58,6 @@ def conclude_record(record: RunRecord, evidence: str) -> RunRecord:
     )
 
 
-def add_usage(before: RunRecord, shares: Mapping[str, DeviceUsage]) -> Mapping[str, DeviceUsage]:
-    """Return a run's usage of each device, by UUID, with that of its record by an earlier daemon."""
-    return join_shares(before.devices, shares, lambda each: DeviceUsage(each.name))
+def add_usage(before: RunRecord, devices: Mapping[str, DeviceUsage]) -> Mapping[str, DeviceUsage]:
+    """Return a run's usage of each device, by UUID; what an earlier daemon recorded is included."""
+    return join_devices_by_uuid(before.devices, devices, lambda each: DeviceUsage(each.name))

@@ -50,7 +50,7 @@ MAX_LISTED = 1000  # ended runs in one answer of the API
 MAX_CLOCK_DIFFERENCE_SECONDS = 1.0  # between two clocks that were not changed
 
 T = TypeVar("T")
-Share = TypeVar("Share", "RecordedDevice", "DeviceUsage")
+Usage = TypeVar("Usage", "RecordedDevice", "DeviceUsage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +175,17 @@ def _join_sizes(
 
 def _join_devices(before: Iterable[RecordedDevice], since: Iterable[RecordedDevice]) -> tuple[RecordedDevice, ...]:
     later = {each.uuid: each for each in since}
-    return tuple(join_shares(before, later, lambda each: RecordedDevice(uuid=each.uuid, name=each.name)).values())
+    return tuple(
+        join_devices_by_uuid(before, later, lambda each: RecordedDevice(uuid=each.uuid, name=each.name)).values()
+    )
 
 
-def join_shares(
-    before: Iterable[RecordedDevice], since: Mapping[str, Share], make_unused: Callable[[RecordedDevice], Share]
-) -> dict[str, Share]:
-    """Return a run's figures of each device by UUID, those of an earlier daemon's record joined with those since.
+def join_devices_by_uuid(
+    before: Iterable[RecordedDevice], since: Mapping[str, Usage], make_unused: Callable[[RecordedDevice], Usage]
+) -> dict[str, Usage]:
+    """Return a run's usage of each device by UUID: that of an earlier daemon's record joined with that since.
 
-    `make_unused` returns the latter for a device of the record alone.
+    `make_unused` makes empty usage for a device of that record which the run has not used since.
     """
     joined = {}
     for earlier in before:
@@ -356,7 +358,7 @@ def build_record(
 
 
 def _read_devices(run: RunSnapshot, usage: RunUsage) -> Iterator[RecordedDevice]:
-    for uuid, each in usage.shares.items():
+    for uuid, each in usage.devices.items():
         yield _device_record.read(RecordedDevice, DeviceRecordSource(run, uuid, run.headroom_limits.get(uuid), each))
 
 

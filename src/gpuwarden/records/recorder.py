@@ -152,10 +152,10 @@ class Recorder:
             await self._writer.flush_until(until)
             await self._writer.close()
 
-    def list_shares(self) -> dict[str, Mapping[str, DeviceUsage]]:
-        """Return the usage of devices by the runs of the last poll, with that of earlier daemons, by run id and UUID."""
+    def list_usage(self) -> dict[str, Mapping[str, DeviceUsage]]:
+        """Return the usage by each run of the last poll, by run id and UUID; what earlier daemons recorded is included."""
         return {
-            run_id: add_usage(present.before, present.usage.shares) if present.before else present.usage.shares
+            run_id: add_usage(present.before, present.usage.devices) if present.before else present.usage.devices
             for run_id, present in self._present.items()
         }
 

@@ -38,9 +38,9 @@ class DeviceUsage:
 
 @dataclass(frozen=True, slots=True)
 class RunUsage:
-    """Usage by one run up to now: shares by UUID of a GPU or MIG instance, seconds by phase, bytes of host memory."""
+    """Usage by one run up to now: devices by UUID of a GPU or MIG instance, seconds by phase, bytes of host memory."""
 
-    shares: Mapping[str, DeviceUsage] = field(default_factory=dict)
+    devices: Mapping[str, DeviceUsage] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)
     host_memory_peak: int | None = None
 

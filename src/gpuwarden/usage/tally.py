@@ -132,8 +132,8 @@ class RunTally:
 
     def usage(self) -> RunUsage:
         """Return the usage up to now."""
-        shares = {uuid: device.usage() for uuid, device in self.devices.items()}
-        return RunUsage(shares, dict(self._phases), self._host_memory_peak)
+        devices = {uuid: device.usage() for uuid, device in self.devices.items()}
+        return RunUsage(devices, dict(self._phases), self._host_memory_peak)
 
     def add_phase(self, phase: Phase, seconds: float) -> None:
         """Count time in a phase."""
