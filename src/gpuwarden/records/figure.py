@@ -35,16 +35,17 @@ class Private(str):
 class Figure:
     """Declaration of one figure.
 
-    `help` is its meaning in the reference, Private if only the run's user and root may read it. `gpuwarden runs show`
-    has it in a row of `label`, which figures may share, unless its `text` is empty; if `on_card`, so has the card of
-    `gpuwarden run`. `join` makes one value of that of an earlier daemon and that since.
+    `help` is its meaning in the reference, Private if only the run's user and root may read it. `label` names its row
+    of `gpuwarden runs show` and, with `card`, of the card of `gpuwarden run`; figures with the same label share a row.
+    `text` formats the value for that row; an empty text is left out. `join` combines an earlier daemon's value with
+    that since.
     """
 
     read: Callable[[Any], Any]
     help: str
     label: str
     text: Callable[[Any], str] | None
-    on_card: bool
+    card: bool
     join: Callable[[Any, Any], Any]
 
 
@@ -78,7 +79,7 @@ class FigureOf(Generic[Source]):
         required: bool = False,
         default: Any = None,
     ) -> Value:
-        """Declare a field; a required one is in every document. By default the name's unit determines the text."""
+        """Declare a field with a Figure; a required one is in every document. By default the unit chooses `text`."""
         metadata = {"figure": Figure(read, help, label, text, card, join)}
         declared: Any = field(metadata=metadata) if required else field(default=default, metadata=metadata)
         return declared  # type: ignore[no-any-return] # as dataclasses.field does
@@ -96,9 +97,9 @@ def find_figures(document: type) -> Mapping[str, Figure]:
 
 
 def join_figures(before: object, since: Document) -> Document:
-    """Return a document with each figure joined by its rule, from that of an earlier daemon and that since.
+    """Return the document `since` with each figure joined with that of an earlier daemon, `before`.
 
-    The rules are those of the earlier one, which may have more figures.
+    The rules are those of `before`, which may be of a type with more figures.
     """
     figures, names = find_figures(type(before)), (each.name for each in fields(since))  # type: ignore[arg-type]
     joined = {name: figures[name].join(getattr(before, name), getattr(since, name)) for name in names}
@@ -125,7 +126,7 @@ def list_figure_rows(document: object, *, card: bool = False) -> Iterator[tuple[
     rows: dict[str, list[str]] = {}
     for name, figure in find_figures(type(document)).items():  # type: ignore[arg-type] # likewise
         value = getattr(document, name)
-        if figure.label and value is not None and (figure.on_card or not card):
+        if figure.label and value is not None and (figure.card or not card):
             text = (figure.text or _text_by_unit(name))(value)
             rows.setdefault(figure.label, []).extend([text] if text else [])
     for label, texts in rows.items():

@@ -24,11 +24,11 @@ def join_records(before: RunRecord, since: RunRecord) -> RunRecord:
     later = compute_seconds_between(before, since)
     since = shift_timeline(since, later)
     joined = join_figures(before, since)
-    by_the_clock = since.updated_timestamp_seconds - before.began_timestamp_seconds
+    by_wall_clock = since.updated_timestamp_seconds - before.began_timestamp_seconds
     return limit_timeline(
         replace(
             joined,
-            duration_seconds=choose_duration(by_the_clock, later + since.duration_seconds),
+            duration_seconds=choose_duration(by_wall_clock, later + since.duration_seconds),
             gpu_idle_ratio=compute_idle_ratio(joined.devices),
             reported_errors=(before.reported_errors + since.reported_errors)[-KEPT_ERRORS:],
             events=join_events(before.events, since.events),

@@ -55,7 +55,7 @@ Usage = TypeVar("Usage", "RecordedDevice", "DeviceUsage")
 
 @dataclass(frozen=True, slots=True)
 class RunSource:
-    """Source of a run's figures; `latest` is its report if the values of that moment count, `user` a name."""
+    """Source of a run's figures: `user` is a name; `latest` is its last report, or None where that is out of date."""
 
     run: RunSnapshot
     user: str | None
@@ -66,8 +66,8 @@ class RunSource:
 class RecordSource(RunSource):
     """Source of a record.
 
-    `until` is Unix time. `began_uptime` is the run's begin by the clock since boot, and `slept` how long the machine
-    has slept since.
+    `until` is the end of the record in Unix time. `began_uptime` is the run's start in seconds since boot, `slept` the
+    seconds that the machine has slept since.
     """
 
     devices: tuple[RecordedDevice, ...]
@@ -79,7 +79,7 @@ class RecordSource(RunSource):
 
     @property
     def duration(self) -> float:
-        """Seconds from begin to end, or until now; not by the clock where that was set meanwhile."""
+        """Seconds from begin to end, or until now; correct even if the clock was changed."""
         return choose_duration(self.until - self.run.began, self.run.lasted + self.slept)
 
 
@@ -135,7 +135,7 @@ def _left(read: Callable[[TimeLeft], T]) -> Callable[[Leak], T | None]:
 
 
 def _timed(read: Callable[[DeviceUsage], T]) -> Callable[[DeviceRecordSource], T | None]:
-    """Return a reader of usage; where no time passed between polls, that it was idle and used no energy is unknown."""
+    """Return a reader of usage: None while no time on the device was measured, when its zeros are no readings."""
     return lambda of: read(of.usage) if of.usage.gpu_seconds else None
 
 
@@ -368,9 +368,10 @@ def compute_idle_ratio(devices: Collection[RecordedDevice]) -> float | None:
     return idle / (busy + idle) if busy is not None and idle is not None and busy + idle else None
 
 
-def choose_duration(by_the_clock: float, truly: float) -> float:
-    """Return how long a run has lasted; not by the clock where that was set meanwhile."""
-    return by_the_clock if abs(by_the_clock - truly) < MAX_CLOCK_DIFFERENCE_SECONDS else truly
+def choose_duration(by_wall_clock: float, by_steady_clock: float) -> float:
+    """Return the duration of a run: by the wall clock, as its timestamps are, unless that clock was changed meanwhile."""
+    is_steady = abs(by_wall_clock - by_steady_clock) < MAX_CLOCK_DIFFERENCE_SECONDS
+    return by_wall_clock if is_steady else by_steady_clock
 
 
 def record_from_json(value: Any) -> RunRecord:

@@ -18,7 +18,7 @@ class DeviceUsage:
     `gpu_seconds` is the time with memory allocated there, `busy_seconds` and `idle_seconds` its parts with and without
     a running kernel of any process. `energy_joules` is the energy of the whole GPU, `energy_by_power_joules` its part
     computed from polled power. `throttled_seconds` is by reason, `throttled_step_seconds` the part in training steps.
-    `xids` counts by code. The names are those of a record's device, whose table has the rules that join two.
+    `xids` counts by code. The names are those of RecordedDevice, which has the rules for joining usage.
     """
 
     name: str

@@ -43,7 +43,7 @@ class DeviceTally:
 
     def usage(self) -> DeviceUsage:
         """Return the usage up to now."""
-        return replace(self._usage)  # no value of it is changed in place
+        return replace(self._usage)  # a copy; its mappings are replaced, never changed in place
 
     def add_activity(self, meter: Meter, *, held: bool, stepping: bool) -> None:
         """Add the GPU's activity since the last poll, if the run had memory allocated."""
