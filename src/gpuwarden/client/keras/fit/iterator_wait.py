@@ -22,8 +22,8 @@ class IteratorWait:
     execution nothing can be measured. The first execution compiles and is left out.
     """
 
-    def __init__(self, state: Report, clock: Callable[[], float] = monotonic) -> None:
-        self._state = state
+    def __init__(self, report: Report, clock: Callable[[], float] = monotonic) -> None:
+        self._report = report
         self._clock = clock
         self._compiled = False
         self._timed: _Timed | None = None
@@ -52,7 +52,7 @@ class IteratorWait:
         if timed is None:
             return
         if self._observed and timed.unsure <= MAX_UNSURE_RATIO * self._observed:
-            add_input_wait(self._state, min(timed.waited, self._observed), self._observed)
+            add_input_wait(self._report, min(timed.waited, self._observed), self._observed)
         self._observed = timed.waited = timed.unsure = 0.0
 
     def pause(self) -> None:

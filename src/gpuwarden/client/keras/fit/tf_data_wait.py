@@ -35,8 +35,8 @@ class TfDataWait:
     Reading the model takes about 50 µs, the first time 2 ms; that is during the execution that compiles.
     """
 
-    def __init__(self, state: Report, per_execution: int, clock: Callable[[], float] = monotonic) -> None:
-        self._state = state
+    def __init__(self, report: Report, per_execution: int, clock: Callable[[], float] = monotonic) -> None:
+        self._report = report
         self._per_execution = per_execution
         self._clock = clock
         self._read_model: Callable[[Any], Any] | None = _find_reader()
@@ -63,16 +63,16 @@ class TfDataWait:
             model = self._read_model(iterator)
         except Exception:  # noqa: BLE001 - no model, by version, strategy and option
             self._read_model = None
-            clear_input_buffer(self._state)
+            clear_input_buffer(self._report)
             return
         if self._begins:
             self._observe(model)
-        self._state.input_buffered, self._state.input_buffer_size = _read_prefetch(model)
+        self._report.input_buffered, self._report.input_buffer_size = _read_prefetch(model)
 
     def pause(self) -> None:
         """Record the wait once more and release the iterator."""
         self.record_wait()
-        clear_input_buffer(self._state)
+        clear_input_buffer(self._report)
         self._iterator = None
         self._begins.clear()
 
@@ -110,7 +110,7 @@ class TfDataWait:
         recent = begins[len(begins) - 1 - steps :]
         if steps and all(after - begin < MAX_GAP_SECONDS for begin, after in pairwise(recent)):
             observed = recent[-1] - recent[0]
-            add_input_wait(self._state, max(observed - sum(gaps[-steps:]) / 1e6, 0.0), observed)
+            add_input_wait(self._report, max(observed - sum(gaps[-steps:]) / 1e6, 0.0), observed)
 
 
 def _find_reader() -> Callable[[Any], Any] | None:
