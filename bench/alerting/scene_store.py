@@ -18,7 +18,7 @@ from history import BEGIN, Clock
 from scenes import Scene, scrape_scene
 
 from gpuwarden.gpu.call_pool import CallPool
-from gpuwarden.host.call_thread import settle
+from gpuwarden.host.call_thread import complete
 
 DAY_SECONDS = 86400.0
 
@@ -79,7 +79,7 @@ class SceneStore:
 def run_at_once(_threads: CallPool, work: Callable[[], Any]) -> Future[Any]:
     """Run a call at once, in place of `CallPool.submit`."""
     job: Future[Any] = Future()
-    settle(job, work)
+    complete(job, work)
     return job
 
 

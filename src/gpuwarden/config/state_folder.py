@@ -1,4 +1,7 @@
-"""Folder of the daemon's persistent state: systemd's state directory, or one in the user's home; the run database."""
+"""Folders of the daemon's persistent state, and in it of the run database.
+
+The state is in systemd's state directory, or in the user's home.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ def state_folder() -> Path | None:
 
 
 def find_database_folder(settings: RecordsConfig) -> Path | None:
-    """Return the folder of the run database; None for no database. By default this user may write to it."""
+    """Return the configured folder of the run database, by default one in the state folder; None for no database."""
     if settings.path is None or settings.path != Config().records.path:
         return settings.path
-    return _in(state_folder())
+    return _database_folder(state_folder())
 
 
 def find_user_database_folder() -> Path | None:
     """Return the folder of the run database in this user's home; None without a home."""
-    return _in(_user_state_folder())
+    return _database_folder(_user_state_folder())
 
 
 def _user_state_folder() -> Path | None:
@@ -40,5 +43,5 @@ def _user_state_folder() -> Path | None:
     return Path(state) / "gpuwarden"
 
 
-def _in(folder: Path | None) -> Path | None:
-    return folder / "records" if folder else None
+def _database_folder(state: Path | None) -> Path | None:
+    return state / "records" if state else None

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from gpuwarden.host.call_thread import settle
+from gpuwarden.host.call_thread import complete
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class CallPool:
                 job, work = self._jobs.get()
             finally:
                 self._turn.release()
-            settle(job, work)
+            complete(job, work)
             if self._jobs.empty():  # otherwise the check delivers: the next job may hang
                 self._call(loop, self._deliver)
         self._workers.remove(own)

@@ -29,7 +29,7 @@ class CallThread:
         return self._calls.qsize()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call a function on the thread, after the calls before it; one that is cancelled by then is left out."""
+        """Call a function on the thread, after the earlier calls; one cancelled before its turn is left out."""
         future: Future[T] = Future()
         self._calls.put((future, partial(function, *arguments)))
         if self._thread is None:
@@ -41,11 +41,11 @@ class CallThread:
         while True:
             future, call = self._calls.get()
             if future.set_running_or_notify_cancel():
-                settle(future, call)
+                complete(future, call)
 
 
-def settle(future: Future[T], call: Callable[[], T]) -> None:
-    """Make a call; give the future its result, or the exception that it raised."""
+def complete(future: Future[T], call: Callable[[], T]) -> None:
+    """Make a call, and set its result, or the exception that it raised, on the future."""
     try:
         future.set_result(call())
     except Exception as error:  # noqa: BLE001 - raised where the result is read

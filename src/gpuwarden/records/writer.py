@@ -35,7 +35,7 @@ HANG_SECONDS = 30.0  # without an answer, after which the disk counts as hung
 MAX_PENDING_CALLS = 64  # beyond this the disk counts as hung
 MAX_WAITING = 1024  # rows waiting for the disk, or kept in memory without one
 
-_SILENT = "the database does not answer"
+_NO_ANSWER = "the database does not answer"
 _Key: TypeAlias = "tuple[str, float]"
 
 
@@ -81,13 +81,13 @@ class RecordWriter:
 
     async def read(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function as `run` does, and wait READ_SECONDS at most. Raises OSError."""
-        return await _soon(self.run(function, *arguments))
+        return await _wait_for_read(self.run(function, *arguments))
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function on the thread. Raises its exception, or OSError if too many calls wait."""
         assert self._thread
         if self._thread.pending > MAX_PENDING_CALLS:
-            raise OSError(None, _SILENT)
+            raise OSError(None, _NO_ANSWER)
         return await asyncio.wrap_future(self._thread.submit(function, *arguments))
 
     async def open(self) -> None:
@@ -125,7 +125,7 @@ class RecordWriter:
     def flush(self, now: float) -> None:
         """Start to write waiting rows, unless a write is running or the disk has just failed."""
         if self._task and now - self._began > HANG_SECONDS:
-            self._fail(_SILENT)
+            self._fail(_NO_ANSWER)
         has_work = not self._is_open or self._waiting
         if self._thread and not self._task and now >= self._due and has_work:
             self._began, self._due = now, now + FLUSH_SECONDS
@@ -180,7 +180,7 @@ class RecordWriter:
         in_memory, stored = {**self._batch, **self._waiting}, []
         if self._store and self._is_open:
             with suppress(OSError):
-                stored = await _soon(self._call(self._store.recent, limit, name))
+                stored = await _wait_for_read(self._call(self._store.recent, limit, name))
         rows = {row.key: row for row in stored} | {key: row.joined or row for key, row in in_memory.items()}
         ended = sorted(
             (row for row in rows.values() if row.ended and name in (None, row.name)), key=lambda row: row.age
@@ -198,13 +198,13 @@ class RecordWriter:
             newest = max(found, key=lambda row: row.age)
             return (newest.joined or newest).json
         if self._store and self._is_open:
-            return await _soon(self._call(self._store.find, run_id))
+            return await _wait_for_read(self._call(self._store.find, run_id))
         return None
 
 
-async def _soon(reading: Awaitable[T]) -> T:
-    """Wait for a read. Raises OSError if it takes too long."""
+async def _wait_for_read(reading: Awaitable[T]) -> T:
+    """Wait for a read, READ_SECONDS at most. Raises OSError if it takes longer."""
     try:
         return await asyncio.wait_for(reading, READ_SECONDS)
     except asyncio.TimeoutError:
-        raise OSError(None, _SILENT) from None
+        raise OSError(None, _NO_ANSWER) from None

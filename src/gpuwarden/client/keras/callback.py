@@ -204,11 +204,11 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             now = monotonic()
             fit.steps.begin(batch, now)
             if now >= self._due:
-                self._run_due(fit, now)
+                self._do_due_work(fit, now)
         except Exception as error:  # noqa: BLE001 - no failure here may end a training run
             self._guard.record_failure(error, self._give_up)
 
-    def _run_due(self, fit: FitMeters, now: float) -> None:
+    def _do_due_work(self, fit: FitMeters, now: float) -> None:
         """Do the periodic work at the start of a step, and schedule the next."""
         run, steps = self._reporter, fit.steps
         if not steps.counts:
