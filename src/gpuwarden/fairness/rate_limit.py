@@ -1,4 +1,4 @@
-"""Token bucket rate limits, of one thing and of each of several."""
+"""Token bucket rate limits: a single one, and one for each key."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 It evaluates the table of conditions once a poll. A condition that another one implies does not hold. An alert is
 pending until its condition has held for the duration `for_`, then firing, and keeps firing if the condition ends only
-for a moment. When the condition has ended it is unconfirmed until a poll shows how it ended, then over. Pure, and used
-by one event loop.
+for a moment. When the condition has ended it is unconfirmed until a poll shows how it ended, then over. It reads only
+the state of the poll. Used by one event loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 STEADY_SECONDS = 15.0  # minimum of keep_firing_for
 MAX_ALERTS = 1000  # of each condition; further ones are counted and dropped
 
-# Longer than any `for_`: until then an alert of an earlier daemon cannot be resolved.
+# Longer than `for_` of any condition with a check: until then an alert of an earlier daemon cannot be resolved.
 RESTORED_SECONDS = 120.0
 
 
@@ -67,7 +67,7 @@ class Detector:
         self._resolution.restore(alerts, now, wall)
 
     def evaluate(self, state: State, now: float) -> Detection:
-        """Evaluate a poll."""
+        """Evaluate the conditions against a poll; return what holds, and what has changed since the previous one."""
         held = list(self._track(state, now))
         ended = [each.alert for each in self._pop_ended(now) if each.alert.fires]
         inhibiting = find_inhibiting(each.alert for each in self._episodes.values())

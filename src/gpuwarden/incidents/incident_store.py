@@ -134,15 +134,15 @@ class IncidentStore:
             return None
         else:
             whole = await self._database.read(incident_table.find, incident_id)
-        return None if whole is None else await asyncio.to_thread(_shown, whole, may_read)
+        return None if whole is None else await asyncio.to_thread(_withhold, whole, may_read)
 
 
-def _shown(whole: bytes, may_read: Reader) -> bytes:
-    """Withhold the private texts: those of each run from other users, lines of the kernel log from all but root."""
+def _withhold(whole: bytes, may_read: Reader) -> bytes:
+    """Withhold a run's private texts from other users; the kernel log from all but root and the daemon's user."""
     document: dict[str, Any] = json.loads(whole)
     for run in document.get("runs", ()):
         withhold_private(run, may_read)
-    if not may_read(0):  # nor from readers of the daemon user's texts: it may read the kernel log as others may not
+    if not may_read(0):  # false too for HTTP clients that may read the runs of the daemon's user
         for line in document.get("kernel_lines", ()):
             line["text"] = WITHHELD_LINE
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"

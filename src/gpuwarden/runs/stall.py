@@ -55,7 +55,8 @@ def hangs(report: Report, silent: float, patience: Patience) -> bool:
 def cause(state: str | None, cpus: float | None, gpu: float | None) -> Cause:
     """Return the likely cause of a stall, by the strongest sign from outside.
 
-    `state` is that of the run's first thread, `cpus` are those it uses without a step, `gpu` is its GPUs' utilization.
+    `state` is that of the run's first thread, `cpus` the CPUs in use since the last step, `gpu` the utilization of its
+    busiest GPU, from 0 to 1.
     """
     if state in ("stopped", "uninterruptible"):
         return "stopped" if state == "stopped" else "uninterruptible"

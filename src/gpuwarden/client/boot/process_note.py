@@ -17,7 +17,7 @@ _note: ProcessNote | None = None
 def note_training() -> None:
     """Record that this process trains."""
     if _note is None or _note.pid != os.getpid():
-        _change(lambda note: note)
+        _change(lambda note: note)  # the note itself is the record
 
 
 def note_error(error: ProgramError) -> None:

@@ -1,4 +1,4 @@
-"""Search of a shared library as the dynamic loader does it, for a framework that will load it."""
+"""Search of a shared library, as the dynamic loader does it: of the driver, or one that a framework will load."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FoundLibrary:
 class LibrarySearch:
     """Search on one machine, in the order of ld.so(8): rpath, LD_LIBRARY_PATH, runpath, cache, default folders.
 
-    NVIDIA's packages of an environment are searched too, if one is given.
+    With an `environment`, NVIDIA's packages in it are searched too.
     """
 
     def __init__(self, context: Context, environment: Environment | None = None) -> None:

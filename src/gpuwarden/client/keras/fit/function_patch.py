@@ -54,7 +54,7 @@ class Observer(Protocol):
 
 
 class _Wrapped:
-    """Callable that replaces `function`, whose attributes it has too.
+    """Callable that replaces `function`; attributes that it lacks are read from the function.
 
     A copy or pickle contains only the function. `meter` gets the arguments of each call and may replace them.
     """
