@@ -59,7 +59,7 @@ class ActiveCounter(Protocol):
 
 
 class SummaryRequests:
-    """Requests of the daemon's summary of a run: whether they are made, how many were, and the last answer."""
+    """Requests for the daemon's summary of a run: whether they are made, how many were, and the last answer."""
 
     def __init__(self) -> None:
         self.enabled = False
@@ -68,7 +68,7 @@ class SummaryRequests:
         self._due = 0.0  # monotonic
 
     def add(self, now: float, *, at_once: bool = False) -> bool:
-        """Add a request if they are enabled, and the last one is MIN_SUMMARY_INTERVAL_SECONDS old or this is urgent."""
+        """Add a request if they are enabled, and the last one is MIN_SUMMARY_INTERVAL_SECONDS old unless `at_once`."""
         if not self.enabled or (now < self._due and not at_once):
             return False
         self._due = now + MIN_SUMMARY_INTERVAL_SECONDS

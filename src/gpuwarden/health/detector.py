@@ -37,7 +37,7 @@ class _Episode:
 
     alert: Alert
     began: float
-    held: float  # last time
+    held: float  # time of the last poll at which it held
 
 
 @dataclass(slots=True)
@@ -53,8 +53,10 @@ class Detector:
         self.dropped = 0  # alerts above MAX_ALERTS, each counted once
         self._conditions = conditions
         values = rule_settings.placeholder_values()
-        self._holds = {each.name: _seconds(each.for_, values) for each in conditions}
-        self._keeps = {each.name: max(_seconds(each.keep_firing_for, values), STEADY_SECONDS) for each in conditions}
+        self._for_seconds = {each.name: _seconds(each.for_, values) for each in conditions}
+        self._keep_firing_seconds = {
+            each.name: max(_seconds(each.keep_firing_for, values), STEADY_SECONDS) for each in conditions
+        }
         self._episodes: dict[AlertKey, _Episode] = {}
         self._open: dict[AlertKey, Alert] = {}  # those that hold, and those whose end is unknown
         self._resolution = Resolution()
@@ -126,7 +128,7 @@ class Detector:
                 episode = self._episodes[key] = _Episode(alert, now, now)
                 count[name] += 1
             known = episode.alert
-            fires = known.fires or (bool(condition.expr) and now - episode.began >= self._holds[name])
+            fires = known.fires or (bool(condition.expr) and now - episode.began >= self._for_seconds[name])
             episode.alert = replace(alert, since=known.since, fires=fires, inhibited_by=known.inhibited_by)
             episode.held = now
             yield key
@@ -151,8 +153,8 @@ class Detector:
     def _pop_ended(self, now: float) -> Iterator[_Episode]:
         """Remove and yield conditions that have ended; at once if they have not fired yet, as in Prometheus."""
         for key, episode in list(self._episodes.items()):
-            lasts = self._keeps[episode.alert.name] if episode.alert.fires else 0.0
-            if episode.held < now and now - episode.held >= lasts:
+            keeps = self._keep_firing_seconds[episode.alert.name] if episode.alert.fires else 0.0
+            if episode.held < now and now - episode.held >= keeps:
                 yield self._episodes.pop(key)
 
 

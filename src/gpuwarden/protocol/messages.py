@@ -202,7 +202,7 @@ class Error:
     the kind, if any. `batch_size` is the size of the failed step, if known. `stage` is the part of the program that
     raised it: creating or moving weights, the optimizer, forward or backward pass, the input; None if the traceback
     does not show one. `weights` is the bytes of the variables of model and optimizer, `trainable` of those with
-    gradients, `like_weight` whether the failed tensor has the shape of one; all if the model is known. `frame` is the
+    gradients, `like_weight` whether the failed tensor has the shape of one; None for an unknown model. `frame` is the
     innermost place in the user's own code, such as "train.py:12 in main"; as private as the text.
     """
 

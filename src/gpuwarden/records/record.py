@@ -111,6 +111,7 @@ def _reported(read: Callable[[Report], T]) -> Callable[[RunSource], T | None]:
 
 
 def _latest(read: Callable[[Report], T]) -> Callable[[RunSource], T | None]:
+    """Return a reader of momentary values in the run's last report."""
     return lambda of: read(of.latest) if of.latest else None
 
 
@@ -168,7 +169,7 @@ def _add_by_key(before: Mapping[str, Number] | None, since: Mapping[str, Number]
 def _join_sizes(
     before: Iterable[RecordedBatchMemory], since: Iterable[RecordedBatchMemory]
 ) -> tuple[RecordedBatchMemory, ...]:
-    """Return all sizes: a peak shows itself only as it rises."""
+    """Return the sizes of both, of each the later value: a daemon sees only peaks that rise above earlier ones."""
     by_size = {each.batch_size: each for each in (*before, *since)}
     return tuple(by_size[size] for size in sorted(by_size))
 
