@@ -34,7 +34,8 @@ def _add_callback(callbacks: Any) -> Any:
     from gpuwarden.client.boot.added_callback import AddedCallback  # noqa: PLC0415
     from gpuwarden.client.keras.callback import GpuWarden  # noqa: PLC0415
 
-    own = [] if callbacks is None else list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    given = () if callbacks is None else callbacks
+    own = list(given) if isinstance(given, list | tuple) else [given]
     if any(isinstance(each, GpuWarden) for each in own):
         claim_steps()  # one that was copied or unpickled was not made by its __init__
         return callbacks

@@ -36,11 +36,8 @@ _REFUSED_CLIENT = re.compile(
 def _check_module(context: Context) -> Iterator[CheckResult]:
     version = module_version(context)
     if version is not None:
-        kind = (
-            "open kernel module"
-            if "Open Kernel" in (read_text(context.proc / "driver/nvidia/version") or "")
-            else "kernel module"
-        )
+        text = read_text(context.proc / "driver/nvidia/version") or ""
+        kind = "open kernel module" if "Open Kernel" in text else "kernel module"
         yield passed(f"{kind} {version}".strip())
     elif is_wsl(context):
         yield skipped("WSL2 uses Windows' driver")
