@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_record_cases import ACCOUNT, BEGAN, BEGAN_UPTIME, example_record, run
+from run_record_cases import BEGAN, BEGAN_UPTIME, USAGE, example_record, run
 from services import ROOT
 
 from gpuwarden.cli.runs.memory_report import render_conclusion
@@ -148,7 +148,7 @@ def test_record_survives_json() -> None:
     made = example_record()
     back = record_from_json(json.loads(json.dumps(json_from_record(made))))
     assert json_from_record(back) == json_from_record(made)
-    assert add_usage(back, {}) == ACCOUNT.devices
+    assert add_usage(back, {}) == USAGE.devices
 
 
 def test_usage_of_an_earlier_daemon_is_added() -> None:
@@ -247,7 +247,7 @@ def test_forecasts_are_not_continued() -> None:
         BEGAN + 9100,
         boot_id="b0",
         user=None,
-        usage=ACCOUNT,
+        usage=USAGE,
     )
     for later in (join_records(before, bare), conclude_record(before, "the host was rebooted")):
         plain = json_from_record(later)
@@ -373,7 +373,7 @@ def test_amounts() -> None:
 
 def test_device_seen_in_one_poll() -> None:
     """A GPU used in one poll only has neither a time nor a utilization."""
-    account = RunUsage(
+    usage = RunUsage(
         {
             "GPU-0": DeviceUsage(
                 "H200", 0.0, 0.0, 0.0, 0.0, throttled_seconds={"sw_power_cap": 0.0}, memory_peak_bytes=GIB
@@ -381,7 +381,7 @@ def test_device_seen_in_one_poll() -> None:
         }
     )
     bare = replace(run(), leaks={}, batch_peaks={}, headroom_limits={})
-    made = build_record(bare, BEGAN, boot_id=None, user=None, usage=account)
+    made = build_record(bare, BEGAN, boot_id=None, user=None, usage=usage)
     plain = json_from_record(made)
     assert plain["devices"] == [{"uuid": "GPU-0", "name": "H200", "memory_peak_bytes": GIB}]
     assert {"gpu_seconds", "gpu_idle_ratio", "energy_joules", "throttled_seconds"} & plain.keys() == set()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_record_cases import ACCOUNT, BEGAN, BEGAN_UPTIME, example_record, run
+from run_record_cases import BEGAN, BEGAN_UPTIME, USAGE, example_record, run
 
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.records import writer as module
@@ -47,7 +47,7 @@ class PolledRecorder:
     """A recorder in a folder, fed by polls."""
 
     def __init__(
-        self, folder: Path, max_runs: int = 99, uptime: float = BEGAN_UPTIME + 7980, usage: RunUsage = ACCOUNT
+        self, folder: Path, max_runs: int = 99, uptime: float = BEGAN_UPTIME + 7980, usage: RunUsage = USAGE
     ) -> None:
         self.folder = folder
         self.usage = usage  # of each run

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from run_record_cases import ACCOUNT, BEGAN, example_record, run
+from run_record_cases import BEGAN, USAGE, example_record, run
 
 from gpuwarden.analysis.memory.downsampling import downsample
 from gpuwarden.analysis.memory.memory_history import MemoryHistory, MemoryWindow
@@ -52,8 +52,8 @@ def make_run(devices: int, history: MemoryHistory) -> RunSnapshot:
 
 def make_usage(uuids: Iterable[str]) -> RunUsage:
     """Make the usage of a run on these devices."""
-    full = next(iter(ACCOUNT.devices.values()))
-    return replace(ACCOUNT, devices=dict.fromkeys(uuids, full))
+    full = next(iter(USAGE.devices.values()))
+    return replace(USAGE, devices=dict.fromkeys(uuids, full))
 
 
 def make_record(made: RunSnapshot) -> RunRecord:

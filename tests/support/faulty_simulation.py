@@ -63,7 +63,7 @@ class FaultyGpu(Faults):
         self.usual = usual
         self._answers: dict[str, Any] = {}  # by function
         self._fields: dict[tuple[int, int], float] = {}  # by the field's number and scope
-        self._pinned: float | None = None
+        self._held_temperature: float | None = None
 
     def set_answer(self, function: str, value: Any) -> None:
         """Return that answer from every call of one function, with any arguments, until `restore`."""
@@ -75,7 +75,7 @@ class FaultyGpu(Faults):
 
     def hold_temperature(self, temperature: float | None) -> None:
         """Hold the temperature, in celsius; a hot GPU has the reasons of that. None ends it."""
-        self._pinned = temperature
+        self._held_temperature = temperature
 
     def restore(self) -> None:
         """End all faults, and use the simulation's answers again."""
@@ -87,13 +87,13 @@ class FaultyGpu(Faults):
         if function in self._answers:
             return self._answers[function]
         answer = self.usual(function, *arguments)
-        if self._pinned is not None:
+        if self._held_temperature is not None:
             if (function, *arguments) == (TEMPERATURE, TEMPERATURE_CORE):
-                return round(self._pinned)
+                return round(self._held_temperature)
             if function == "nvmlDeviceGetMarginTemperature":
-                return SLOWDOWN - round(self._pinned)
+                return SLOWDOWN - round(self._held_temperature)
             if function == REASONS:
-                return answer | _heat_reasons(self._pinned)
+                return answer | _heat_reasons(self._held_temperature)
         if function != FIELD_VALUES or not self._fields:
             return answer
         (asked,) = arguments

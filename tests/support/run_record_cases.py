@@ -46,7 +46,7 @@ ERROR = Error(
     memory={"GPU:0": DeviceMemory(9 * GIB, 10 * GIB, 11 * GIB)},
 )
 DIAGNOSIS = Diagnosis("too_big", "4.00 GiB did not fit next to 9.00 GiB of 11.0 GiB.", "Use a smaller model.")
-ACCOUNT = RunUsage(
+USAGE = RunUsage(
     {
         UUID: DeviceUsage(
             name="NVIDIA H100 80GB HBM3",
@@ -155,5 +155,5 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
 def example_record(pid: int = 4711, **settings: Any) -> RunRecord:
     """Make the record of such a run."""
     made = run(pid, **settings)
-    record = build_record(made, BEGAN + 7980, boot_id="b0", user="alice", usage=ACCOUNT, began_uptime=BEGAN_UPTIME)
+    record = build_record(made, BEGAN + 7980, boot_id="b0", user="alice", usage=USAGE, began_uptime=BEGAN_UPTIME)
     return add_timeline(record, made)

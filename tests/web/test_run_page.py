@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from run_record_cases import ACCOUNT, BEGAN, ERROR, UUID
+from run_record_cases import BEGAN, ERROR, USAGE, UUID
 from run_record_cases import run as example_run
 from services import Daemon, end_processes, fetch
 
@@ -53,7 +53,7 @@ ID = "4711-99"
 
 def record_of(run: RunSnapshot, *events: RunEvent) -> dict[str, Any]:
     """Return the record of a run as the API has it for its user."""
-    record = build_record(run, BEGAN + 7980, boot_id="b0", user="alice", usage=ACCOUNT, began_uptime=5e5)
+    record = build_record(run, BEGAN + 7980, boot_id="b0", user="alice", usage=USAGE, began_uptime=5e5)
     return dict(json_from_record(add_timeline(record, run, events)))
 
 
