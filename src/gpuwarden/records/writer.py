@@ -74,7 +74,7 @@ class RecordWriter:
         return self._store is not None
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function with the connection on the database's thread. Raises OSError, also if it is not open."""
+        """Call a function on the database's thread, with its connection. Raises OSError, also if it is not open."""
         if not (self._store and self._is_open):
             raise OSError(None, "the database is not open")
         return await self._call(self._store.run, function, *arguments)
