@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from gpuwarden.client.guard import are_steps_claimed, call_guarded, claim_steps
+
+_MAX_DEPTH = 8  # of callbacks in lists; Keras allows any
 
 
 def install(module: Any) -> None:
@@ -34,9 +37,19 @@ def _add_callback(callbacks: Any) -> Any:
     from gpuwarden.client.boot.added_callback import AddedCallback  # noqa: PLC0415
     from gpuwarden.client.keras.callback import GpuWarden  # noqa: PLC0415
 
-    given = () if callbacks is None else callbacks
-    own = list(given) if isinstance(given, list | tuple) else [given]
-    if any(isinstance(each, GpuWarden) for each in own):
+    flat = [] if callbacks is None else list(_flatten(callbacks))
+    if any(isinstance(each, GpuWarden) for each in flat):
         claim_steps()  # one that was copied or unpickled was not made by its __init__
         return callbacks
-    return [*own, AddedCallback()]
+    return [*flat, AddedCallback()]
+
+
+def _flatten(callbacks: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the callbacks of nested lists in their order, as Keras does."""
+    if depth < _MAX_DEPTH and isinstance(callbacks, dict):
+        callbacks = [callbacks[key] for key in sorted(callbacks)]
+    if depth < _MAX_DEPTH and isinstance(callbacks, list | tuple):
+        for each in callbacks:
+            yield from _flatten(each, depth + 1)
+    elif callbacks is not None:
+        yield callbacks
