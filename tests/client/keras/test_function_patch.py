@@ -163,7 +163,7 @@ def test_frame_does_not_hold_observer() -> None:
 
 
 def test_attributes(observer: Observer) -> None:
-    """Attributes are the function's."""
+    """Attributes are the function's, whichever way they are looked at."""
 
     def function() -> None:
         pass
@@ -172,6 +172,11 @@ def test_attributes(observer: Observer) -> None:
     function.function_spec = "spec"  # type: ignore[attr-defined] # as tf.function's, which TensorBoard looks for
     assert wrapped.function_spec == "spec"
     assert wrapped.__name__ == "function"
+    assert "function_spec" in dir(wrapped)
+    wrapped.mine = 1
+    assert function.mine == 1  # type: ignore[attr-defined]
+    del wrapped.mine
+    assert not hasattr(function, "mine")
     assert not hasattr(wrapped, "mine")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol
 
 from gpuwarden.client.errors.uncaught import is_end_of_data
@@ -54,40 +54,63 @@ class Observer(Protocol):
 
 
 class _Wrapped:
-    """Callable that replaces `function`; attributes that it lacks are read from the function.
+    """Callable that replaces `function` and passes attribute access through to it.
 
     A copy or pickle contains only the function. `meter` gets the arguments of each call and may replace them.
     """
 
+    # Names that no function uses for its own attributes.
+    __slots__ = (
+        "__weakref__",
+        "_gpuwarden_function",
+        "_gpuwarden_meter",
+        "_gpuwarden_observer",
+        "_gpuwarden_returned",
+    )
+
+    _gpuwarden_function: Callable[..., Any]
+    _gpuwarden_observer: weakref.ref[Observer]
+    _gpuwarden_meter: InputMeter | None
+    _gpuwarden_returned: ReturnCounter
+
     def __init__(
         self, function: Callable[..., Any], observer: Observer, meter: InputMeter | None, returned: ReturnCounter
     ) -> None:
-        self._function = function
-        self._observer = weakref.ref(observer)
-        self._meter = meter
-        self._returned = returned
+        object.__setattr__(self, "_gpuwarden_function", function)
+        object.__setattr__(self, "_gpuwarden_observer", weakref.ref(observer))
+        object.__setattr__(self, "_gpuwarden_meter", meter)
+        object.__setattr__(self, "_gpuwarden_returned", returned)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        meter = self._meter
+        meter = self._gpuwarden_meter
         try:
             if meter is not None:
                 try:  # noqa: SIM105 - in each step: a context manager takes longer
                     args = meter(args)
                 except Exception:  # noqa: BLE001, S110 - no internal failure may end a training run
                     pass
-            result = self._function(*args, **kwargs)
+            result = self._gpuwarden_function(*args, **kwargs)
         except BaseException as error:  # KeyboardInterrupt too: the call has ended
-            _report(self._observer, error)
+            _report(self._gpuwarden_observer, error)
             raise
-        self._returned.count += 1
+        self._gpuwarden_returned.count += 1
         return result
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._function, name)
+        return getattr(self._gpuwarden_function, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._gpuwarden_function, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._gpuwarden_function, name)
+
+    def __dir__(self) -> Iterable[str]:
+        return dir(self._gpuwarden_function)
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         # With the standard library only: the pickle may be loaded where this package is not installed.
-        return operator.getitem, ((self._function,), 0)
+        return operator.getitem, ((self._gpuwarden_function,), 0)
 
 
 def wrap(
@@ -107,12 +130,12 @@ def wrap(
 def unwrap(function: Any) -> Any:
     """Return the function that `wrap` was given; anything else unchanged."""
     # Not isinstance: a function may override __class__.
-    return function._function if type(function) is _Wrapped else function  # noqa: SLF001 - our own
+    return function._gpuwarden_function if type(function) is _Wrapped else function  # noqa: SLF001 - our own
 
 
 def reports_to(function: Any, observer: Observer) -> bool:
     """Return whether this was made by `wrap` for `observer`."""
-    return type(function) is _Wrapped and function._observer() is observer  # noqa: SLF001 - our own
+    return type(function) is _Wrapped and function._gpuwarden_observer() is observer  # noqa: SLF001 - our own
 
 
 def _report(reference: weakref.ref[Observer], error: BaseException) -> None:
