@@ -29,6 +29,7 @@ from gpuwarden.host import procfs
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import Hello, NonFiniteLoss
 from gpuwarden.records import record_parts
+from gpuwarden.records.figure import join_figures
 from gpuwarden.records.joining import add_usage, conclude_record, join_records
 from gpuwarden.records.record import RecordedDevice, RunRecord, build_record, record_from_json
 from gpuwarden.records.record_json import RunRecordError, json_from_record
@@ -149,6 +150,22 @@ def test_record_survives_json() -> None:
     back = record_from_json(json.loads(json.dumps(json_from_record(made))))
     assert json_from_record(back) == json_from_record(made)
     assert add_usage(back, {}) == USAGE.devices
+
+
+def test_totals_of_two_daemons_are_added() -> None:
+    """What each daemon counted itself is added, and the larger peak is kept."""
+    before = replace(
+        example_record(), stalls=2, xids={"31": 1}, throttled_seconds={"sw_power_cap": 5.0}, host_memory_peak_bytes=9
+    )
+    since = replace(
+        example_record(), stalls=1, xids={"31": 2}, throttled_seconds={"sw_power_cap": 6.0}, host_memory_peak_bytes=7
+    )
+    both = join_records(before, since)
+    assert (both.stalls, both.xids, both.throttled_seconds) == (3, {"31": 3}, {"sw_power_cap": 11.0})
+    assert both.host_memory_peak_bytes == 9
+    for each in before.devices:
+        parts = replace(each, energy_by_power_joules=2.0), replace(each, energy_by_power_joules=3.0)
+        assert join_figures(*parts).energy_by_power_joules == 5.0
 
 
 def test_usage_of_an_earlier_daemon_is_added() -> None:

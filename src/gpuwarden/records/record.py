@@ -306,7 +306,7 @@ class RunRecord(RunFigures):
     step_seconds: float | None = _record(_reported(lambda report: report.step_seconds), "Time in steps, without those that compiled.")
     compile_seconds: float | None = _record(
         _reported(lambda report: report.compile_seconds), "Time of steps that traced or compiled.", label="compile time", text=_unless_zero(format_duration))
-    stalls: int | None = _record(lambda of: of.run.stalls if of.run.report else None, "Number of stalls seen by this daemon.", label="stalls", text=_unless_zero())
+    stalls: int | None = _record(lambda of: of.run.stalls if of.run.report else None, "Number of stalls.", label="stalls", text=_unless_zero(), join=sum_of_known)
     nonfinite_loss: RecordedNonFiniteLoss | None = _record(lambda of: read_nonfinite_loss(of.run), "Steps with a loss of NaN or infinity, if any.")
     no_gpu: str | None = _record(lambda of: of.run.no_gpu, "Why it trained on the CPU of a host with GPUs ([reasons](../use/runs.md#training-without-a-gpu)).")
     input_wait_seconds: float | None = _record(_reported(lambda report: report.input_wait_seconds), "Time that steps waited for input, where known.")

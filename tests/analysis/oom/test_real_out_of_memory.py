@@ -86,11 +86,10 @@ def test_out_of_memories(tmp_path: Path, daemon: Daemon) -> None:
     lines = [line for line in daemon.output().splitlines() if " kind=" in line]
     kinds = ("device_oom", "host_oom", "shape_dtype")
     first, host, shape = (next(line for line in lines if f"kind={kind} " in line) for kind in kinds)
-    assert re.search(r"run=\d+-\d+ name=oom kind=device_oom phase=train steps=0 error=\"382 MiB for shape ", first)
-    assert "for shape [10001,10000] float by op matmul on /job:localhost/replica:0/task:0/device:CPU:0 from " in first
-    assert "bfc_cpu_allocator_for_gpu; GPU-" in first
     assert re.search(
-        rf"{uuids[0]}: headroom before 256 MiB; CPU:0: in use \S+ (Ki|Mi|)B of 256 MiB\" cause=batch_too_large ", first
+        r"run=\d+-\d+ name=oom kind=device_oom phase=train steps=0 error=\"ResourceExhaustedError: ", first
     )
-    assert '"382 MiB for shape [10000,10005] float by op zeros on ' in host
+    assert "shape[10001,10000]" in first
+    assert " cause=batch_too_large " in first
+    assert "shape[10000,10005]" in host
     assert "Matrix size-incompatible: In[0]: [2,3], In[1]: [4,5]" in shape
