@@ -66,7 +66,7 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 LEVEL_RANK: Mapping[Level, int] = {level: rank for rank, level in enumerate(LEVELS)}
 Resource = Literal["memory", "thermal"]
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
-AdviceKind = Literal["pressure", "xid", "co_tenant", "gpu_lost", "leak"]
+AdviceKind = Literal["pressure", "xid", "co_tenant", "gpu_lost", "leak", "unknown_gpu"]
 ADVICE_KINDS: tuple[AdviceKind, ...] = get_args(AdviceKind)
 Stage = Literal["weights", "optimizer", "forward", "backward", "input"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -274,7 +274,8 @@ class Advice:
     """Advice of the daemon to a run on one of its GPUs or MIG instances.
 
     Pressure has the `resource` whose `level` has changed, and is sent again when it ends; for events, `level` is the
-    severity. A leak is reported to runs that take a census. `text` is one sentence for the run's log. `serial` counts
+    severity. A leak is reported to runs that take a census. An unknown GPU is a `uuid` of the hello that no GPU has
+    here. `text` is one sentence for the run's log. `serial` counts
     the advice sent to the run.
     """
 

@@ -84,6 +84,7 @@ class RunSnapshot:
     memory_windows: Mapping[str, tuple[MemoryWindow, ...]] = field(default_factory=dict)  # memory history, by UUID
     diagnosis: Diagnosis | None = None  # of the last out-of-memory error
     devices: Mapping[str, bool] = field(default_factory=dict)  # UUIDs, while up: whether the driver confirms its use
+    unknown_gpus: Mapping[str, str] = field(default_factory=dict)  # while up: UUIDs by device that no GPU has here
     events: tuple[RunEvent, ...] = ()  # derived from its reports
     advice_connection: int = 0  # a new number for each connection that reads advice; 0 without one
     batch_peaks: Mapping[str, tuple[SizePeak, ...]] = field(default_factory=dict)  # memory by batch size, by UUID
