@@ -52,7 +52,7 @@ def weigh_causes(problem: Problem, text: str, context: Context | None) -> list[W
 
 
 def _is_evidence(result: CheckResult) -> bool:
-    """Return whether a result tells something about a past error."""
+    """Return whether a result is evidence for or against a past error."""
     return result.status != "skip" and not (result.status == "pass" and result.name.startswith(MOMENT_PREFIX))
 
 

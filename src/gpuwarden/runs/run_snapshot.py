@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, SizePeak
@@ -13,6 +13,7 @@ from gpuwarden.analysis.oom.co_tenants import CoTenants
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.failed_allocation import Oom
 from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage
 from gpuwarden.owners.resolver import Owners
@@ -118,3 +119,4 @@ class JoinedPoll:
     now: float
     owners: Owners = field(default_factory=Owners)
     co_tenants: CoTenants = field(default_factory=CoTenants)
+    oom_kills: Collection[OomKill] = ()  # the last ones, of any process
