@@ -97,19 +97,20 @@ def test_gpu_of_another_machine_is_logged_once(caplog: pytest.LogCaptureFixture)
     assert runs.add_poll(BOX, 4.0)[0].unknown_gpus == {}
 
 
+@pytest.mark.parametrize("limit", [512 << 20, None], ids=["limit", "no limit"])
 @pytest.mark.parametrize(
     ("from_step", "cause"),
     [pytest.param(0, "leak", id="its own history"), pytest.param(480, "unknown", id="no history")],
 )
-def test_diagnosis_without_a_known_gpu(from_step: int, cause: str) -> None:
+def test_diagnosis_without_a_known_gpu(from_step: int, cause: str, limit: int | None) -> None:
     """A leak of 1 MiB a step is found in the memory of a device that is not known here, never called too big."""
     mib, runs = 1 << 20, registry()
     runs.receive(ALICE, replace(HELLO, devices={"GPU:0": "GPU-x"}), 0.0)
     for step in range(from_step, 480, 4):
-        now, memory = step / 4, DeviceMemory((16 + step) * mib, (20 + step) * mib, 512 * mib)
+        now, memory = step / 4, DeviceMemory((16 + step) * mib, (20 + step) * mib, limit)
         runs.receive(ALICE, replace(report(step), memory={"GPU:0": memory}), now)
         runs.add_poll(snapshot(gpu(0)), now)
-    memory = DeviceMemory(496 * mib, 512 * mib, 512 * mib)
+    memory = DeviceMemory(496 * mib, 512 * mib, limit)
     allocation = Allocation(24 * mib, "64,512,192", "float", "mul", "/job:localhost/replica:0/task:0/device:GPU:0")
     oom = Error("device_oom", "ResourceExhaustedError", "OOM", "train", 480, (allocation,), {"GPU:0": memory})
     runs.receive(ALICE, oom, 121.0)
