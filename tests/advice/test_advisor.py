@@ -72,7 +72,7 @@ class Host:
         self.advisor.confirm(sent, self.now)
         self.sent += [(each.run.pid, each.advice) for each in sent]
         for run_id, new_events in self.advice.events_with(sent).items():
-            assert {event.uuid for event in new_events} <= {"GPU-0", "MIG-0-1"}
+            assert {event.uuid for event in new_events} <= {"GPU-0", "MIG-0-1", "GPU-1d6"}
             self.events += [(int(run_id.partition("-")[0]), event.kind, event.text) for event in new_events]
             self.levels += [event.level for event in new_events]
         return [(each.run.pid, each.advice.kind, each.advice.level) for each in sent]
@@ -180,6 +180,21 @@ def test_leak_is_sent_once_to_a_run_that_takes_a_census() -> None:
     assert host.poll(box, plain, counting) == []
     assert host.poll(box, plain, replace(counting, leaks={})) == []
     assert host.poll(box, plain, counting) == [(8, "leak", "warning")]
+
+
+def test_gpu_that_is_not_known_is_sent_once() -> None:
+    """A run that names another machine's GPU is warned once; its record has the event, as that of any run."""
+    host, box = Host(), [gpu(0)]
+    wrong = replace(run(7, "GPU-0"), unknown_gpus={"GPU:0": "GPU-1d6"}, devices={}, memory={}, headroom={})
+    deaf = replace(wrong, peer=replace(wrong.peer, pid=8), hello=replace(wrong.hello, hears=False))
+    assert host.poll(box, wrong, deaf) == [(7, "unknown_gpu", "warning")]
+    assert host.poll(box, wrong, deaf) == []
+    text = (
+        "GPU:0 is reported as GPU-1d6, which is no GPU of this machine, so its headroom and forecast are unknown; "
+        "name the right one with devices="
+    )
+    assert host.sent[-1][1].text == text
+    assert host.events == [(7, "event", text), (8, "event", text)]
 
 
 def test_co_tenant_growth() -> None:

@@ -245,6 +245,7 @@ def test_pressure(advice: list[Advice], level: Level) -> None:
         ([pressure("none")], []),
         ([event(), event()], ["XID critical"]),
         ([event("gpu_lost"), event("co_tenant", "warning")], ["GPU lost critical", "co-tenant warning"]),
+        ([event("unknown_gpu", "warning")], ["unknown GPU warning"]),
     ],
 )
 def test_log(caplog: pytest.LogCaptureFixture, advice: list[Advice], lines: list[str]) -> None:
@@ -289,6 +290,7 @@ def test_handler_that_raises(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
         ([pressure("critical"), pressure("critical", resource="thermal")], 2, 2),
         ([pressure("critical"), pressure("critical", OTHER), pressure("none"), pressure("critical")], 1, 1),
         ([event(), event(uuid=OTHER), event("co_tenant", "warning")], 2, 1),
+        ([event("unknown_gpu", "warning")], 0, 0),
         ([pressure("critical"), pressure("warning", OTHER), pressure("none"), pressure("critical", OTHER)], 1, 1),
         ([pressure("critical"), pressure("none")], 0, 0),
         ([pressure("critical"), pressure("none"), pressure("critical")], 1, 1),

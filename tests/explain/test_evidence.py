@@ -9,8 +9,9 @@ import pytest
 from doctor_machine import Machine
 
 from gpuwarden.doctor.model import Context
-from gpuwarden.doctor.runner.checks import CHECKS
+from gpuwarden.doctor.runner.checks import CHECKS, run_checks
 from gpuwarden.errors.device_problems import DRIVER_NOT_LOADED, NO_DEVICE_VISIBLE
+from gpuwarden.errors.memory_problems import DEVICE_OUT_OF_MEMORY, KILLED_BY_KERNEL
 from gpuwarden.errors.recognition import PROBLEMS
 from gpuwarden.explain.events import read_events
 from gpuwarden.explain.evidence import FRAMEWORK_REGEXES, weigh_causes
@@ -53,6 +54,13 @@ def test_evidence_ranks_the_causes(context: Context) -> None:
     assert [each.contradicted for each in causes] == sorted(each.contradicted for each in causes)
     loaded = {each.text: each for each in weigh_causes(DRIVER_NOT_LOADED, "", context)}
     assert loaded["The machine has no NVIDIA driver, or no GPU."].contradicted
+
+
+def test_free_memory_is_no_evidence_against_a_past_error(context: Context) -> None:
+    """A log of a process killed for memory is not contradicted by memory that is free now."""
+    assert {each.status for each in run_checks(context, {"memory.gpu"})} == {"pass"}
+    for problem in (KILLED_BY_KERNEL, DEVICE_OUT_OF_MEMORY):
+        assert not [cause for cause in weigh_causes(problem, "", context) if cause.contradicted]
 
 
 def test_no_context_has_no_evidence() -> None:

@@ -29,7 +29,7 @@ def test_each_text_of_an_error_is_private_or_known_to_be_public() -> None:
         private |= {name for name, key in find_private_keys(part).items() if key.part is None}
     assert texts - private == PUBLIC
     assert "text" in private
-    assert set(find_private_keys(RunRecord)) == {"reported_errors", "census"}
+    assert set(find_private_keys(RunRecord)) == {"reported_errors", "census", "run_folder"}
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,11 @@ def test_only_texts_are_withheld() -> None:
         error["text"] = WITHHELD
         del error["frame"]
         del error["allocations"][0]["op"]
+    del kept["run_folder"]
     for group in kept["census"]["groups"]:
         del group["holder"], group["place"]
     assert kept["reported_errors"]
     assert seen == kept
     assert withhold_texts(whole, lambda uid: uid == ALICE) == whole
-    bare = render_record(replace(record, reported_errors=(), census=None))
+    bare = render_record(replace(record, reported_errors=(), census=None, run_folder=None))
     assert withhold_texts(bare, lambda _uid: False) is bare

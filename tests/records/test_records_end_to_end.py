@@ -321,7 +321,7 @@ def test_batch_size_from_earlier_runs(tmp_path: Path, config: Path, mock_nvml: M
 
 @pytest.mark.parametrize("waited", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_end_while_no_daemon_ran(tmp_path: Path, config: Path, mock_nvml: MockNvml, *, waited: bool) -> None:
-    """A run that ends without a daemon has an unknown outcome, reaped or not; so has one of an earlier boot."""
+    """A run that ends without a daemon has the outcome that its zombie shows, else, as of an earlier boot, none."""
     daemon = start(tmp_path, config, mock_nvml)
     run = Reporter(tmp_path, daemon)
     with end_processes(daemon, run):
@@ -336,10 +336,12 @@ def test_end_while_no_daemon_ran(tmp_path: Path, config: Path, mock_nvml: MockNv
             wait_until(
                 lambda: psutil.Process(run.pid).status() == psutil.STATUS_ZOMBIE, "its end, which nothing waited for"
             )
-        check_unobserved_end(tmp_path, config, mock_nvml, daemon, run)
+        check_unobserved_end(tmp_path, config, mock_nvml, daemon, run, waited=waited)
 
 
-def check_unobserved_end(tmp_path: Path, config: Path, mock_nvml: MockNvml, daemon: Daemon, run: Reporter) -> None:
+def check_unobserved_end(
+    tmp_path: Path, config: Path, mock_nvml: MockNvml, daemon: Daemon, run: Reporter, *, waited: bool
+) -> None:
     """Start another daemon, and check the records of the ended run and of one of an earlier boot."""
     store = RecordStore(records_folder(daemon), 1000)
     ((unfinished,),) = store.open(9).unfinished
@@ -348,11 +350,12 @@ def check_unobserved_end(tmp_path: Path, config: Path, mock_nvml: MockNvml, daem
     again = start(tmp_path, config, mock_nvml)
     with end_processes(again):
         record = wait_record(again, run.pid)
-        assert (record["outcome"], record["evidence"]) == ("unknown", "it ended while the daemon was not running")
+        known = "" if waited else "ended by SIGKILL; "
+        assert record["evidence"] == f"{known}it ended while the daemon was not running"
+        assert record["outcome"] == ("unknown" if waited else "killed")
         assert "ended_timestamp_seconds" not in record
         assert record["steps"] == 10
         assert wait_record(again, os.getpid())["evidence"] == "the host was rebooted"
-        assert "unknown after" in again.output()
         again.kill(signal.SIGTERM)
         found = read_database(records_folder(again))
         assert (len(found.ended), found.unfinished) == (2, ())

@@ -13,7 +13,7 @@ from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.protocol.codec import ProtocolError
-from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Error, Hello, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, End, Error, Hello, Report
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.outcome import PATIENCE_SECONDS, SETTLE_SECONDS, Ending
 from gpuwarden.runs.registry import RunRegistry
@@ -79,6 +79,45 @@ def test_gpu_that_is_down_has_no_headroom() -> None:
     (run,) = runs.add_poll(snapshot(Gpu(gpu(0).identity, fault="gpu_is_lost")), 2.0)
     assert run.memory == {"GPU-0": DeviceMemory(1, 2, 10)}
     assert run.headroom == {}
+
+
+def test_gpu_of_another_machine_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A device whose UUID is none of this machine's is unknown until a later hello names the right one."""
+    runs = registry()
+    runs.receive(ALICE, replace(HELLO, devices={"GPU:0": "GPU-x", "GPU:1": None}), 0.0)
+    assert runs.add_poll(snapshot(), 0.5)[0].unknown_gpus == {}  # no GPU has answered yet
+    lost = snapshot(Gpu(gpu(0).identity, fault="gpu_is_lost"))
+    assert runs.add_poll(lost, 0.6)[0].unknown_gpus == {}  # it may have that UUID
+    for now in (1.0, 2.0):
+        assert runs.add_poll(BOX, now)[0].unknown_gpus == {"GPU:0": "GPU-x"}
+    assert [each for each in caplog.messages if "not known" in each] == [
+        "run reports a GPU that is not known here run=7-1 name=resnet device=GPU:0 uuid=GPU-x"
+    ]
+    runs.receive(ALICE, HELLO, 3.0)
+    assert runs.add_poll(BOX, 4.0)[0].unknown_gpus == {}
+
+
+@pytest.mark.parametrize("limit", [512 << 20, None], ids=["limit", "no limit"])
+@pytest.mark.parametrize(
+    ("from_step", "cause"),
+    [pytest.param(0, "leak", id="its own history"), pytest.param(480, "unknown", id="no history")],
+)
+def test_diagnosis_without_a_known_gpu(from_step: int, cause: str, limit: int | None) -> None:
+    """A leak of 1 MiB a step is found in the memory of a device that is not known here, never called too big."""
+    mib, runs = 1 << 20, registry()
+    runs.receive(ALICE, replace(HELLO, devices={"GPU:0": "GPU-x"}), 0.0)
+    for step in range(from_step, 480, 4):
+        now, memory = step / 4, DeviceMemory((16 + step) * mib, (20 + step) * mib, limit)
+        runs.receive(ALICE, replace(report(step), memory={"GPU:0": memory}), now)
+        runs.add_poll(snapshot(gpu(0)), now)
+    memory = DeviceMemory(496 * mib, 512 * mib, limit)
+    allocation = Allocation(24 * mib, "64,512,192", "float", "mul", "/job:localhost/replica:0/task:0/device:GPU:0")
+    oom = Error("device_oom", "ResourceExhaustedError", "OOM", "train", 480, (allocation,), {"GPU:0": memory})
+    runs.receive(ALICE, oom, 121.0)
+    (run,) = runs.add_poll(snapshot(gpu(0)), 122.0)
+    assert run.diagnosis is not None
+    assert run.diagnosis.cause == cause
+    assert run.memory_windows == {}
 
 
 def test_later_hello_counts() -> None:

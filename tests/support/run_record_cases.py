@@ -112,7 +112,15 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
     )
     return RunSnapshot(
         peer=ProcessKey(pid=pid, uid=1000, start=99),
-        hello=Hello(name, "tensorflow 2.21.0 keras 3.15.1", {"GPU:0": UUID}, job="slurm-17", rank=1, world_size=4),
+        hello=Hello(
+            name,
+            "tensorflow 2.21.0 keras 3.15.1",
+            {"GPU:0": UUID},
+            job="slurm-17",
+            rank=1,
+            world_size=4,
+            run_folder="/home/alice/run-a1/notes",
+        ),
         report=report,
         last_report=BEGAN + 7980,
         up=not ended,

@@ -21,6 +21,7 @@ from gpuwarden.advice.wording import (
     name_with_uuid,
     short_name,
     thermal_text,
+    unknown_gpu_text,
     xid_text,
 )
 from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, CoTenant, CoTenants
@@ -51,12 +52,19 @@ _GRAVITY: Mapping[Action, Level] = {
 
 @dataclass(frozen=True, slots=True)
 class SubjectState:
-    """Level of a subject for a run; `text` makes its sentence from a GPU's name, `memory` is set for memory advice."""
+    """Level of a subject for a run; `text` makes its sentence from a GPU's name, `memory` is set for memory advice.
+
+    `gpu` is None for one that is not known here.
+    """
 
     level: Level
     text: Callable[[str], str]
-    gpu: Gpu
+    gpu: Gpu | None
     memory: RunPressure | None = None
+
+    def write(self, name: Callable[[Gpu], str]) -> str:
+        """Return the sentence, with the GPU's name as `name` makes it."""
+        return self.text(name(self.gpu) if self.gpu else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +194,12 @@ class Advisor:
                 kind=subject.kind,
                 level=each.level,
                 uuid=subject.uuid,
-                text=clip(each.text(name_with_uuid(each.gpu)), MAX_ADVICE_CHARACTERS),
+                text=clip(each.write(name_with_uuid), MAX_ADVICE_CHARACTERS),
                 resource=None if subject.kind != "pressure" else "memory" if memory else "thermal",
                 headroom=round(memory.headroom) if memory else None,
                 seconds_to_oom=memory.seconds_to_oom if memory else None,
             )
-            text = each.text(short_name(each.gpu))
+            text = each.write(short_name)
             event = RunEvent(run.lasted, "co_tenant", text, subject.uuid, "warning") if is_co_tenant else None
             messages.append(AdviceMessage(run.peer, subject, advice, event))
         return messages
@@ -212,6 +220,9 @@ class Advisor:
                 yield AdviceSubject("pressure", uuid, "memory"), SubjectState(memory.level, text, gpu, memory)
         for gpu in {gpu.identity.uuid: gpu for gpu in gpus.values()}.values():
             yield from self._faults(run, gpu, facts)
+        for device, uuid in run.unknown_gpus.items():
+            text = partial(unknown_gpu_text, device, uuid)
+            yield AdviceSubject("unknown_gpu", uuid, device), SubjectState("warning", text, None)
 
     def _faults(self, run: RunSnapshot, gpu: Gpu, facts: _Facts) -> Iterator[tuple[AdviceSubject, SubjectState]]:
         """Yield the loss of a GPU, also with the driver as a whole, and its XIDs since the run began."""
@@ -291,7 +302,7 @@ def _events(
         state.recorded[subject] = each.level
         kind: RunEventKind = "pressure" if subject.kind == "pressure" else "event"
         level = None if each.level == "none" else each.level
-        yield RunEvent(run.lasted, kind, each.text(short_name(each.gpu)), subject.uuid, level)
+        yield RunEvent(run.lasted, kind, each.write(short_name), subject.uuid, level)
 
 
 def _news(

@@ -77,6 +77,14 @@ def leak_text(leak: Leak, name: str) -> str:
     return f"leak of {format_growth(leak.bytes_per_second)} on {name}{forecast}"
 
 
+def unknown_gpu_text(device: str, uuid: str, _name: str) -> str:
+    """Return that a run names a GPU that this machine does not have."""
+    return (
+        f"{device} is reported as {uuid}, which is no GPU of this machine, so its headroom and forecast are unknown; "
+        "name the right one with devices="
+    )
+
+
 def loss_text(fault: str, name: str) -> str:
     """Return that a GPU does not answer."""
     return f"{name} no longer answers the driver: {error_text(fault)}"

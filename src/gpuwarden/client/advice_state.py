@@ -20,7 +20,12 @@ MIN_ACTION_INTERVAL_SECONDS = 30.0  # between actions of a kind: episodes are th
 MAX_ACTION_RATIO = 0.1  # of the training's time, spent in actions of a kind
 RECONNECT_SECONDS = 60.0  # a daemon that reconnects within this time continues the episodes
 
-_EVENT_TITLES = {"gpu_lost": "GPU lost", "co_tenant": "co-tenant", "xid": "XID"}  # in the log
+_EVENT_TITLES = {
+    "gpu_lost": "GPU lost",
+    "co_tenant": "co-tenant",
+    "unknown_gpu": "unknown GPU",
+    "xid": "XID",
+}  # in the log
 
 
 @dataclass(slots=True)
@@ -63,7 +68,7 @@ class AdviceState:
         """Record and log advice; `now` is monotonic."""
         self.count += 1
         self.last = advice
-        if advice.kind == "leak":  # asks for a census; no action follows
+        if advice.kind in ("leak", "unknown_gpu"):  # no action follows; a leak asks for a census
             self._log(logging.WARNING, advice, now)
             return
         subject, pressed = _find_subject(advice)

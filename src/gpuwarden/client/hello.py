@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuwarden.client.distributed.job_place import read_job_place
-from gpuwarden.protocol.messages import MAX_DEVICE_LIST_CHARACTERS, Hello, NoGpuReason
-from gpuwarden.protocol.run_folder import NAME_VARIABLE
+from gpuwarden.protocol.messages import MAX_DEVICE_LIST_CHARACTERS, MAX_FOLDER_CHARACTERS, Hello, NoGpuReason
+from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, NAME_VARIABLE
 from gpuwarden.protocol.validators import clip
 
 
@@ -30,7 +30,13 @@ def make_hello(
         hears=True,
         mps_memory_limit=_read_variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") if _has_mps() else None,
         no_gpu=no_gpu,
+        run_folder=_read_run_folder(),
     )
+
+
+def _read_run_folder() -> str | None:
+    folder = os.environ.get(FOLDER_VARIABLE, "")
+    return folder if 0 < len(folder) <= MAX_FOLDER_CHARACTERS and folder.isprintable() else None
 
 
 def _has_mps() -> bool:

@@ -161,7 +161,7 @@ class Pipeline:
         runs = self.registry.add_poll(snapshot, now, sample.usages, co_tenants, available=available, cgroups=cgroups)
         if self._source.claim:
             self._source.claim(_reported_memory(runs))
-        poll = JoinedPoll(snapshot, runs, now, owners, co_tenants)
+        poll = JoinedPoll(snapshot, runs, now, owners, co_tenants, self.registry.oom_kills)
         usage = self.accountant.add_poll(poll)
         pressure = self.pressure.evaluate(poll)
         state = State(

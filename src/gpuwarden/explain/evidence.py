@@ -10,6 +10,7 @@ from gpuwarden.doctor.model import CheckResult, Context
 from gpuwarden.doctor.runner.checks import run_checks
 from gpuwarden.errors.problems import Cause, Problem
 
+MOMENT_PREFIX = "memory."  # of checks of this moment: memory that is free now may have been full when a run died
 FRAMEWORK_REGEXES = {"tensorflow": r"tensorflow|keras", "torch": r"torch", "jax": r"\bjax|xla"}
 
 
@@ -34,19 +35,25 @@ class WeighedCause:
 def weigh_causes(problem: Problem, text: str, context: Context | None) -> list[WeighedCause]:
     """Return the causes of a problem, the likeliest first; without a context in the order of the table.
 
-    `text` is that of the errors: of the frameworks only those that it names are checked.
+    `text` is that of the errors: of the frameworks only those that it names are checked. Memory that is free now is no
+    evidence against a cause.
     """
     if context is None:
         return [WeighedCause(cause.text, ()) for cause in problem.causes]
     named = [name for name, regex in FRAMEWORK_REGEXES.items() if re.search(regex, text, re.IGNORECASE)]
     names = {cause: tuple(_expand(cause, named or FRAMEWORK_REGEXES)) for cause in problem.causes}
     wanted = {name for each in names.values() for name in each}
-    results = [each for each in run_checks(context, wanted) if each.status != "skip"] if wanted else []
+    results = [each for each in run_checks(context, wanted) if _is_evidence(each)] if wanted else []
     weighed = [
         WeighedCause(cause.text, tuple(each for each in results if each.name in names[cause]))
         for cause in problem.causes
     ]
     return sorted(weighed, key=lambda cause: (not cause.confirmed, cause.contradicted))
+
+
+def _is_evidence(result: CheckResult) -> bool:
+    """Return whether a result is evidence for or against a past error."""
+    return result.status != "skip" and not (result.status == "pass" and result.name.startswith(MOMENT_PREFIX))
 
 
 def _expand(cause: Cause, frameworks: Iterable[str]) -> Iterator[str]:

@@ -12,12 +12,33 @@ from gpuwarden.errors.program_problems import PROGRAM_ERROR
 from gpuwarden.errors.recognition import find_problem
 from gpuwarden.errors.run_problems import NAN_LOSS
 from gpuwarden.explain.events import ErrorEvent
+from gpuwarden.explain.evidence import MOMENT_PREFIX
+from gpuwarden.formatting import format_bytes
 from gpuwarden.records.record import RunRecord
 from gpuwarden.records.record_parts import RecordedError
 
 
 def list_run_events(record: RunRecord) -> Iterator[ErrorEvent]:
-    """Yield what went wrong in a run: no GPU used, XIDs, errors, losses that are not finite, its death."""
+    """Yield what went wrong in a run: no GPU used, XIDs, errors, losses that are not finite, its death.
+
+    Their causes are judged by the record: memory that other processes hold now is no evidence.
+    """
+    for event in _list_events(record):
+        checks = (name for cause in event.problem.causes for name in cause.checks)
+        has_moment = any(name.startswith(MOMENT_PREFIX) for name in checks)
+        yield replace(event, problem=_without_moment(event.problem)) if has_moment else event
+
+
+def _without_moment(problem: Problem) -> Problem:
+    """Return a problem without the checks of this moment."""
+    causes = (
+        replace(cause, checks=tuple(name for name in cause.checks if not name.startswith(MOMENT_PREFIX)))
+        for cause in problem.causes
+    )
+    return replace(problem, causes=tuple(causes))
+
+
+def _list_events(record: RunRecord) -> Iterator[ErrorEvent]:
     if record.no_gpu is not None:
         problem = CPU_ONLY_BUILD if record.no_gpu == "cpu_build" else NO_DEVICE_VISIBLE
         yield ErrorEvent(0, problem, f"no GPU used: {record.no_gpu}", warning=True)
@@ -31,7 +52,15 @@ def list_run_events(record: RunRecord) -> Iterator[ErrorEvent]:
             yield ErrorEvent(0, fault, f"XID {code} on a GPU of the run", warning=True)
     is_dead = record.outcome in {"killed", "crashed", "out_of_memory"}
     if is_dead and (death := find_problem(record.evidence or "")) is not None:
-        yield ErrorEvent(0, death, record.evidence or "")
+        yield ErrorEvent(0, _add_host_memory(death, record), record.evidence or "")
+
+
+def _add_host_memory(death: Problem, record: RunRecord) -> Problem:
+    """Return the problem of a death, for want of host memory with what the run had used."""
+    if death.kind != "host_oom" or record.host_memory_peak_bytes is None:
+        return death
+    used = f"By its record, its processes used up to {format_bytes(record.host_memory_peak_bytes)} of host memory."
+    return replace(death, causes=(Cause(used), *death.causes))
 
 
 def _find_error_problem(error: RecordedError, text: str) -> Problem:

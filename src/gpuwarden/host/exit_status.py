@@ -15,11 +15,12 @@ _EXIT = 1 << 3  # PIDFD_INFO_EXIT
 _STATUS_AT = 60  # bytes into struct pidfd_info
 
 
-def read_exit_status(pidfd: int, pid: int, start: int) -> int | None:
+def read_exit_status(pidfd: int | None, pid: int, start: int) -> int | None:
     """Return the exit status of an ended process; None if it is not known yet, or hidden.
 
     The kernel reports it once the parent has waited for the process. For a zombie, /proc shows it to a user who may
-    trace it. `start` distinguishes a reused pid. Does not block and raises nothing.
+    trace it. `start` distinguishes a reused pid. Without a pidfd, only that of a zombie is
+    known. Does not block and raises nothing.
     """
     status = _read_reaped(pidfd)
     if status is None:
@@ -27,7 +28,9 @@ def read_exit_status(pidfd: int, pid: int, start: int) -> int | None:
     return _read_reaped(pidfd) if status is None else status  # its parent may have waited in between
 
 
-def _read_reaped(pidfd: int) -> int | None:
+def _read_reaped(pidfd: int | None) -> int | None:
+    if pidfd is None:
+        return None
     info = bytearray(64)
     struct.pack_into("=Q", info, 0, _EXIT)
     try:

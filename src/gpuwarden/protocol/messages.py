@@ -37,6 +37,7 @@ MAX_ERROR_CHARACTERS = (
     2000  # of an error's message; a long one is cut to the part that shows its kind, its front and its end
 )
 MAX_FRAME_CHARACTERS = 300  # of a place in the user's code: the path's end, line and function
+MAX_FOLDER_CHARACTERS = 1000
 MAX_ALLOCATIONS = 8  # failed ones of one error: several replicas may fail at once
 MAX_ADVICE_CHARACTERS = 500
 MAX_SUMMARY_LINES = 4
@@ -66,7 +67,7 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 LEVEL_RANK: Mapping[Level, int] = {level: rank for rank, level in enumerate(LEVELS)}
 Resource = Literal["memory", "thermal"]
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
-AdviceKind = Literal["pressure", "xid", "co_tenant", "gpu_lost", "leak"]
+AdviceKind = Literal["pressure", "xid", "co_tenant", "gpu_lost", "leak", "unknown_gpu"]
 ADVICE_KINDS: tuple[AdviceKind, ...] = get_args(AdviceKind)
 Stage = Literal["weights", "optimizer", "forward", "backward", "input"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -131,7 +132,7 @@ class Hello:
     `no_gpu` is why its framework computes without a GPU, once it does: it is built for the CPU, CUDA_VISIBLE_DEVICES
     hides all GPUs, the program chose other devices, the process sees no driver, a library did not load, or the program
     has put nothing on a GPU. `census`: it takes a census of its tensors under pressure or at a leak. `headroom`: it is
-    sent its headroom.
+    sent its headroom. `run_folder` is where it notes its end, under `gpuwarden run`.
     """
 
     name: str = validated(check_text)
@@ -147,6 +148,7 @@ class Hello:
     no_gpu: NoGpuReason | None = validated(known_or("unused", NO_GPU_REASONS), default=None)
     census: bool = validated(check_boolean, default=False)
     headroom: bool = validated(check_boolean, default=False)
+    run_folder: str | None = validated(optional(text_up_to(MAX_FOLDER_CHARACTERS)), default=None)
 
 
 @dataclass(slots=True)
@@ -274,7 +276,8 @@ class Advice:
     """Advice of the daemon to a run on one of its GPUs or MIG instances.
 
     Pressure has the `resource` whose `level` has changed, and is sent again when it ends; for events, `level` is the
-    severity. A leak is reported to runs that take a census. `text` is one sentence for the run's log. `serial` counts
+    severity. A leak is reported to runs that take a census. An unknown GPU is a `uuid` of the hello that no GPU has
+    here. `text` is one sentence for the run's log. `serial` counts
     the advice sent to the run.
     """
 

@@ -72,13 +72,20 @@ def write_note(folder: str | os.PathLike[str], note: ProcessNote) -> None:
 
 def read_notes(folder: str | os.PathLike[str]) -> Iterator[ProcessNote]:
     """Yield the notes of all processes, the oldest process first; leave out files that are no notes."""
-    notes = []
-    for path in Path(folder).glob("*.json"):
-        try:
-            notes.append(_parse_note(json.loads(_read(path, MAX_NOTE_BYTES))))
-        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):  # written by something else
-            continue
+    notes = filter(None, map(_read_note, Path(folder).glob("*.json")))
     yield from sorted(notes, key=lambda note: (note.start, note.pid))
+
+
+def read_note(folder: str, pid: int, uid: int) -> ProcessNote | None:
+    """Return the note of one process, if a file of this user has it."""
+    return _read_note(note_path(folder, pid), uid)
+
+
+def _read_note(path: Path, uid: int | None = None) -> ProcessNote | None:
+    try:
+        return _parse_note(json.loads(_read(path, MAX_NOTE_BYTES, uid)))
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):  # written by something else
+        return None
 
 
 def read_crashes(folder: str | os.PathLike[str]) -> Iterator[str]:
@@ -89,13 +96,17 @@ def read_crashes(folder: str | os.PathLike[str]) -> Iterator[str]:
                 yield text
 
 
-def _read(path: Path, limit: int) -> str:
-    """Return the text at the start of a regular file; the program may have put anything there. Raises OSError."""
+def _read(path: Path, limit: int, uid: int | None = None) -> str:
+    """Return the text at the start of a regular file of a user, of any without `uid`. Raises OSError.
+
+    The program may have put anything there.
+    """
     # A link leads elsewhere, and to open a FIFO would wait for its writer.
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or uid not in (None, found.st_uid):
+            raise OSError(errno.EINVAL, "not a regular file of this user")
         return os.read(file, limit).decode("utf-8", "replace")
     finally:
         os.close(file)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpuwarden.formatting import format_bytes, format_duration, format_elapsed, format_ratio
 from gpuwarden.gpu.clock_reasons import clock_reason_text
 from gpuwarden.protocol.messages import Report
-from gpuwarden.records.figure import FigureOf, first, join_figures, last
+from gpuwarden.records.figure import FigureOf, Private, first, join_figures, last
 from gpuwarden.records.part_readers import (
     read_batch_memory,
     read_batch_size_advice,
@@ -258,7 +258,7 @@ class RunFigures:
     run_id: str = _run(lambda of: of.run.peer.run_id, "ID of the run, unique on this host until it reboots; the label of the metrics.", required=True)
     name: str = _run(lambda of: of.run.hello.name, "Name of the run.", required=True)
     framework: str = _run(lambda of: of.run.hello.framework, "Framework and version.", required=True)
-    state: str = _run(lambda of: of.run.state, "running or stalled; once it has ended, its outcome.", required=True)
+    state: str = _run(lambda of: of.run.state, "running or stalled, or unknown after a restart; once it has ended, its outcome.", required=True)
     pid: int = _run(lambda of: of.run.peer.pid, "Process ID; 0 if the daemon cannot see the process.", required=True)
     uid: int = _run(lambda of: of.run.peer.uid, "User ID of the process.", required=True)
     user: str | None = _run(lambda of: of.user, "User name.")
@@ -300,6 +300,7 @@ class RunRecord(RunFigures):
     boot_id: str | None = _record(lambda of: of.boot_id, "Boot ID of the host (/proc/sys/kernel/random/boot_id).")
     began_uptime_seconds: float | None = _record(lambda of: of.began_uptime, "First message, in seconds since boot (CLOCK_BOOTTIME).", join=first)
     world_size: int | None = _record(lambda of: of.run.hello.world_size, "Number of processes of the job.")
+    run_folder: str | None = _record(lambda of: of.run.hello.run_folder, Private("Folder in which it notes its end."))
     exit_signal: str | None = _record(_ended(lambda ending: ending.exit_signal), "Signal that ended its process, such as SIGTERM, if known.", join=last)
     phase_seconds: Mapping[str, float] | None = _record(lambda of: of.usage.phases, "Time in each phase, by polls.", label="by phase", text=_times, join=_add_by_key)
     examples: int | None = _record(_reported(lambda report: report.examples), "Training examples, if the batch size is known.", label="examples")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,7 +20,8 @@ from gpuwarden.fairness.log_limiter import limit_lines_of
 from gpuwarden.fairness.subordinate_uids import find_user
 from gpuwarden.formatting import format_elapsed, format_fields
 from gpuwarden.host import procfs
-from gpuwarden.host.process_key import parse_run_id
+from gpuwarden.host.call_thread import CallThread
+from gpuwarden.records.absent_run import AbsentRun
 from gpuwarden.records.joining import add_usage, conclude_record, join_records
 from gpuwarden.records.privacy import Reader, read_all, withhold_texts
 from gpuwarden.records.record import RunRecord, build_record
@@ -39,8 +41,8 @@ MAX_WRITES_PER_SECOND = 4.0  # of running runs: with more than 240 of them each 
 
 NO_KEYS: Mapping[str, str] = MappingProxyType({})
 NO_EVENTS: Mapping[str, Sequence[RunEvent]] = MappingProxyType({})
-_STOPPED = "it ended while the daemon was not running"
-_LOST = "it ended after its connection was lost"
+_RESTARTED = "the daemon was restarted"
+_LOST = "its connection was lost"
 _REBOOTED = "the host was rebooted"
 _TOO_MANY = "it stopped reporting, and there were too many such runs to track"
 _UNSEEN = "the daemon was restarted, and cannot see the process"
@@ -69,15 +71,6 @@ class _PresentRun:
     due: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _AbsentRun:
-    """Run without a known end that does not report to this daemon; `last` is the last part of its record."""
-
-    record: RunRecord
-    last: RunRecord
-    evidence: str  # of its end, once known
-
-
 class Recorder:
     """Records of all runs, updated with each poll, on one event loop. `folder` is None to keep all in memory.
 
@@ -103,8 +96,8 @@ class Recorder:
         self._prior_runs = prior_runs or PriorRuns()
         self._boot_id = procfs.read_boot_id()
         self._present: dict[str, _PresentRun] = {}
-        self._absent: dict[str, _AbsentRun] = {}
-        self._absent_due = 0.0  # when absent runs are checked
+        self._absent: dict[str, AbsentRun] = {}
+        self._folders = CallThread("run folders")
         self._updated_at = time.monotonic()
         self._listing = asyncio.Lock()  # for one at a time: a list may have tens of MiB
         # Names and records of runs that have not ended, as JSON, since the last poll.
@@ -175,6 +168,7 @@ class Recorder:
                 present = self._present[run.peer.run_id] = self._new(run)
                 if absent := self._absent.pop(run.peer.run_id, None):
                     present.before = absent.record
+                    absent.close()
             present.usage = usage.get(run.peer.run_id, present.usage)
             if new := events.get(run.peer.run_id):
                 present.events = bounded((*present.events, *new))
@@ -183,9 +177,7 @@ class Recorder:
         for run_id in [each for each in self._present if each in dropped]:  # in their order
             self._drop(self._present.pop(run_id), usage)
         self._bound_absent()
-        if dropped or now >= self._absent_due:
-            self._absent_due = now + WRITE_SECONDS
-            self._conclude_ended()
+        self._conclude_ended(poll)
         self._write_due(now)
         self._writer.flush(now)
 
@@ -221,8 +213,12 @@ class Recorder:
                 self._end(present)
             return
         last, record = self._records(present)
-        self._absent[record.run_id] = _AbsentRun(record, last, _LOST)
+        self._add_absent(record, last, _LOST)
         self._writer.write(last, record)
+
+    def _add_absent(self, record: RunRecord, last: RunRecord, since: str) -> None:
+        began = -math.inf if record.began_uptime_seconds is None else record.began_uptime_seconds - self._slept()
+        self._absent[record.run_id] = AbsentRun(record, last, since, began)
 
     def _write(self, present: _PresentRun) -> None:
         self._writer.write(*self._records(present))
@@ -261,12 +257,11 @@ class Recorder:
             record = reduce(join_records, parts)
             present = self._present.get(record.run_id)
             if present is None or record.boot_id != self._boot_id:
-                self._absent[record.run_id] = _AbsentRun(record, parts[-1], _STOPPED)
+                self._add_absent(record, parts[-1], _RESTARTED)
                 continue
             present.before = record  # the disk was slower than the run
             if present.run.up or present.recorded:
                 self._write(present)
-        self._conclude_ended()
 
     def _bound_absent(self) -> None:
         """Conclude the records of absent runs if there are too many; processes may live forever.
@@ -278,28 +273,22 @@ class Recorder:
         if len(self._absent) > limit:
             absent = ((run_id, find_user(absent.record.uid)) for run_id, absent in self._absent.items())
             for run_id in select_evicted(absent, limit):
-                self._conclude(run_id, _TOO_MANY)
+                self._conclude(run_id, partial(conclude_record, evidence=_TOO_MANY))
 
-    def _conclude_ended(self) -> None:
-        """Conclude the records of absent runs whose process has ended."""
+    def _conclude_ended(self, poll: JoinedPoll) -> None:
+        """Conclude the records of absent runs whose process has ended, or cannot be seen."""
         for run_id, absent in list(self._absent.items()):
-            evidence = self._evidence_of_end(absent)
-            if evidence:
-                self._conclude(run_id, evidence)
+            if absent.record.boot_id != self._boot_id:
+                self._conclude(run_id, partial(conclude_record, evidence=_REBOOTED))
+            elif not absent.record.pid:
+                self._conclude(run_id, partial(conclude_record, evidence=_UNSEEN))
+            elif absent.add_poll(poll, time.time(), self._folders):
+                self._conclude(run_id, absent.conclude)
 
-    def _conclude(self, run_id: str, evidence: str) -> None:
+    def _conclude(self, run_id: str, conclude: Callable[[RunRecord], RunRecord]) -> None:
         absent = self._absent.pop(run_id)
-        self._keep(conclude_record(absent.last, evidence), conclude_record(absent.record, evidence))
-
-    def _evidence_of_end(self, absent: _AbsentRun) -> str:
-        """Return the evidence that a run has ended; empty while it lives."""
-        record = absent.record
-        if record.boot_id != self._boot_id:
-            return _REBOOTED
-        if not record.pid:
-            return _UNSEEN
-        _, start = parse_run_id(record.run_id) or (0, -1)
-        return "" if procfs.is_alive(record.pid, start) else absent.evidence
+        absent.close()
+        self._keep(conclude(absent.last), conclude(absent.record))
 
     def _write_due(self, now: float) -> None:
         """Write the records that are due for longest, a few per poll."""
@@ -344,7 +333,7 @@ class Recorder:
         if self._unfinished is None:
             unfinished = [
                 *(self._outline(present) for present in self._present.values() if present.recorded is None),
-                *(remove_timeline(absent.record) for absent in self._absent.values()),
+                *(remove_timeline(absent.shown) for absent in self._absent.values()),
             ]
             unfinished.sort(key=lambda record: record.began_timestamp_seconds, reverse=True)
             self._unfinished = [(record.name, render_record(record)) for record in unfinished]
@@ -372,7 +361,7 @@ class Recorder:
         if present is not None and present.recorded is None:
             found: bytes | None = render_record(self._records(present)[1])
         elif run_id in self._absent:
-            found = render_record(self._absent[run_id].record)
+            found = render_record(self._absent[run_id].shown)
         else:
             found = await self._writer.find(run_id)
         return None if found is None else withhold_texts(found, may_read) + b"\n"

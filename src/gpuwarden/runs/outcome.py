@@ -221,9 +221,9 @@ class OutcomeTracker:
         if self._evidence.exit_status is None:
             self.ended = self._gone = self._settled = None
 
-    def handle_farewell(self, farewell: End) -> None:
-        """Add the run's own last message."""
-        self._evidence = replace(self._evidence, farewell=farewell)
+    def handle_farewell(self, farewell: End, error: Error | None = None) -> None:
+        """Add the run's own last message, and the error that it reports with it."""
+        self._evidence = replace(self._evidence, farewell=farewell, error=error or self._evidence.error)
 
     def handle_exit(self, now: float, status: int | None, kills: OomKillCounter | None) -> None:
         """Add the end of the process, or its exit status (wait(2)), which may come later.

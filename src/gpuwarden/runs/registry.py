@@ -48,6 +48,7 @@ class RunRegistry:
 
     `sees_host`: this daemon has the pids of the host, as the driver does. `trust_reports`: a run uses the GPUs that it
     names. `displaced` are runs dropped for newer ones: the server closes their connections and clears the list.
+    `oom_kills` are the last ones of any process.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class RunRegistry:
         self._runs: dict[str, RunState] = {}
         self._leaving: dict[str, RunState] = {}  # ended ones that made room, until a poll has shown their end
         self._listed = ListedProcesses()  # at the last poll
-        self._oom_kills: deque[OomKill] = deque(maxlen=KEPT_OOM_KILLS)
+        self.oom_kills: deque[OomKill] = deque(maxlen=KEPT_OOM_KILLS)
         self._advice_connections = itertools.count(1)
         self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.displaced: list[ProcessKey] = []
@@ -197,7 +198,7 @@ class RunRegistry:
 
     def add_oom_kills(self, kills: Iterable[OomKill]) -> None:
         """Add kills by the kernel's OOM killer, with pids in this daemon's namespace."""
-        self._oom_kills.extend(kills)
+        self.oom_kills.extend(kills)
 
     def disconnected(self, peer: ProcessKey, now: float) -> None:
         """Handle the loss of a run's last connection; it is dropped after the expiry unless it reconnects."""
@@ -262,7 +263,7 @@ class RunRegistry:
         leaving, self._leaving = self._leaving, {}
         for state in (*leaving.values(), *self._runs.values()):
             try:
-                self._count(state.outcome.add_evidence(self._oom_kills, state.uuids.values(), snapshot, now))
+                self._count(state.outcome.add_evidence(self.oom_kills, state.uuids.values(), snapshot, now))
                 if state.peer.run_id in leaving:
                     self._count(state.conclude(now))
                 usage, folders = usages.get(state.peer), cgroups.get(state.peer.pid, ())

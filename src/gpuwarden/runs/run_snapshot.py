@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, SizePeak
@@ -13,6 +13,7 @@ from gpuwarden.analysis.oom.co_tenants import CoTenants
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.failed_allocation import Oom
 from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import HostUsage
 from gpuwarden.owners.resolver import Owners
@@ -84,6 +85,7 @@ class RunSnapshot:
     memory_windows: Mapping[str, tuple[MemoryWindow, ...]] = field(default_factory=dict)  # memory history, by UUID
     diagnosis: Diagnosis | None = None  # of the last out-of-memory error
     devices: Mapping[str, bool] = field(default_factory=dict)  # UUIDs, while up: whether the driver confirms its use
+    unknown_gpus: Mapping[str, str] = field(default_factory=dict)  # while up: UUIDs by device that no GPU has here
     events: tuple[RunEvent, ...] = ()  # derived from its reports
     advice_connection: int = 0  # a new number for each connection that reads advice; 0 without one
     batch_peaks: Mapping[str, tuple[SizePeak, ...]] = field(default_factory=dict)  # memory by batch size, by UUID
@@ -117,3 +119,4 @@ class JoinedPoll:
     now: float
     owners: Owners = field(default_factory=Owners)
     co_tenants: CoTenants = field(default_factory=CoTenants)
+    oom_kills: Collection[OomKill] = ()  # the last ones, of any process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from gpuwarden.analysis.memory.leak_watch import HOST, LeakWatch
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.co_tenants import CoTenants
 from gpuwarden.analysis.oom.diagnoser import PollFacts, RunFacts
+from gpuwarden.formatting import format_fields
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.host_reader import try_read_host_memory
 from gpuwarden.host.process_key import ProcessKey
@@ -28,6 +30,8 @@ from gpuwarden.runs.run_errors import RunErrors
 from gpuwarden.runs.run_events import ReportEvents
 from gpuwarden.runs.run_snapshot import RunSnapshot, SeenCensus
 from gpuwarden.runs.stall import Patience, Stall, StallWatch, busiest, log_change
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class RunState:
     devices: Mapping[str, bool] = field(default_factory=dict)  # by UUID, whether the driver confirms its use
     present: PresentProcesses | None = None  # its processes at the last sample
     histories: dict[str, MemoryHistory] = field(default_factory=dict)  # by UUID
+    unidentified: dict[str, MemoryHistory] = field(default_factory=dict)  # by device of the last report, without a UUID
+    unknown_gpus: Mapping[str, str] = field(default_factory=dict)  # UUIDs by device that no GPU has had here
     advice_connection: int = 0  # a new number for each connection that reads advice
     advice_limits: Mapping[str, float] = field(
         default_factory=dict
@@ -142,13 +148,14 @@ class RunState:
         self.events.add_report(self.report, report, at)
         self.batch_sizes.add_report(report, self.uuids, at)
         for uuid, memory in sum_by_gpu(report.memory, self.uuids).items():
-            history = self.histories.get(uuid)
-            if history is None:
-                history = self.histories[uuid] = MemoryHistory()
-            history.add_report(memory, report, at)
+            self.histories.setdefault(uuid, MemoryHistory()).add_report(memory, report, at)
             if memory.current > self.advice_limits.get(uuid, math.inf):
                 self.advice_limits = {}  # one poll is enough
                 has_news = True
+        without_uuid = report.memory.keys() - self.uuids.keys()
+        self.unidentified = {device: self.unidentified.get(device, MemoryHistory()) for device in without_uuid}
+        for device, history in self.unidentified.items():
+            history.add_report(report.memory[device], report, at)
         return has_news
 
     def _handle_error(self, error: Error, now: float) -> None:
@@ -165,7 +172,7 @@ class RunState:
             self.hello,
             self.uuids,
             self.report,
-            self.histories,
+            {**self.unidentified, **self.histories},
             self.began_monotonic,
             now,
             self.leaks.reported,
@@ -216,6 +223,7 @@ class RunState:
         if up:
             self.present = (usage.present if usage else None) or self.present
             uuids = self._verify(claimed, listed)
+            self._update_unknown_gpus(snapshot)
         memory = sum_by_gpu(self.report.memory, uuids) if self.report and current else {}
         headroom = self._update_headroom(memory, uuids, cgroups, snapshot, now)
         facts = PollFacts(memory, headroom.now, self._own, snapshot, uuids, self._is_gone, co_tenants)
@@ -240,6 +248,7 @@ class RunState:
             stall=self._update_stall(usage, snapshot, now),
             stalls=self.stalls.stalls,
             devices=self.devices if up else {},
+            unknown_gpus=self.unknown_gpus if up else {},
             events=self.events.events,
             advice_connection=self.advice_connection,
             **self._memory_history_fields(now),
@@ -254,6 +263,16 @@ class RunState:
         uuids = {device: uuid for device, uuid in claimed.items() if uuid in self.devices}
         self.uuids = uuids or self.uuids
         return uuids
+
+    def _update_unknown_gpus(self, snapshot: Snapshot) -> None:
+        """Find devices with a UUID that is none of this machine's, such as a mistyped one; log each once."""
+        before, reported = self.unknown_gpus, self.hello.devices
+        if snapshot.gpus and all(gpu.up for gpu in snapshot.gpus):  # one that does not answer may lack its UUID
+            unknown = {device for device, uuid in reported.items() if uuid and snapshot.gpu_with(uuid) is None}
+            self.unknown_gpus = {device: reported[device] or "" for device in unknown - self.uuids.keys()}
+        for device, uuid in self.unknown_gpus.items() - before.items():
+            fields = format_fields(run=self.peer.run_id, name=self.hello.name, device=device, uuid=uuid)
+            log.warning("run reports a GPU that is not known here %s", fields)
 
     def _add_to_histories(
         self, memory: Collection[str], headroom: Mapping[str, float], snapshot: Snapshot, now: float

@@ -21,6 +21,7 @@ TIGHT_RATIO = 0.85  # of it in use: then the growth is the missing memory
 SLACK_RATIO = 0.05  # of it free beyond the request: from here on fragmentation is the cause, as allocators round up
 MIN_RISES = 2.5  # equal rises of a steady rise; a single step may be sampled half-way, as two
 HELD_RATIO = 0.9  # of a peak in use between steps: then no step was near it
+MAX_BASE_GROWTH_RATIO = 0.1  # of the available memory since the first steps: with more the batch is not the cause
 JUMP_RATIO = 0.1  # of the available memory: a larger single rise of the base counts as a jump
 KEPT_TIMES = 20  # the failed request kept outside of steps: one computation has fewer tensors alive at once
 OUTSIZED_TIMES = 1.5  # times the usual memory of a step, and
@@ -213,6 +214,14 @@ class FailureContext:
         """Bytes by which the base has grown since the first steps."""
         first = next((each.lowest for each in self.windows if each.steps), None)
         return 0 if first is None or self.base is None else max(self.base - first, 0)
+
+    @property
+    def may_have_grown(self) -> bool:
+        """True if the base grew by more than a tenth of the memory since the first steps, or nothing shows its past."""
+        if not self.fit_steps:
+            return False
+        is_known = any(each.steps for each in self.windows)
+        return not is_known or self.base_growth > MAX_BASE_GROWTH_RATIO * (self.room_or_size or 0)
 
     @property
     def base_jump(self) -> float:

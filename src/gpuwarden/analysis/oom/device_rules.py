@@ -25,23 +25,31 @@ _PHASES: dict[Phase, str] = {"test": "Validation", "predict": "Prediction", "idl
 
 def find_leak(failure: FailureContext) -> Finding | None:
     """Find memory that kept growing between steps, if the step would have fitted without the growth."""
-    base, room = failure.base, failure.room_or_size
-    if base is None or room is None or failure.is_larger_batch:
+    base, room, grown = failure.base, failure.room_or_size, failure.leaked
+    if base is None or failure.is_larger_batch:
         return None
-    in_use, grown = base + (failure.needed or 0), failure.leaked
-    if in_use < TIGHT_RATIO * room and not _is_filled_by_leak(failure, room):
+    # Where the available memory is unknown, growth is the cause if it is most of what the step needed.
+    is_cause = 2 * grown > base + (failure.needed or 0) if room is None else _fills(failure, grown, base, room)
+    if not is_cause:
         return None
-    if grown < in_use - room or grown < SLACK_RATIO * room:
-        return None
+    of_room = "" if room is None else f" of the {format_bytes(room)} available to the run"
     leak = failure.leak
     how = f"at {format_growth(leak.bytes_per_second)}" if leak else f"over {failure.steady_rise.steps} steps"
     return Finding(
-        f"Memory in use between steps had grown by {format_bytes(grown)} {how}, to {format_bytes(base)} of the "
-        f"{format_bytes(room)} available to the run. Without this growth {format_request(failure)} would have fitted.",
+        f"Memory in use between steps had grown by {format_bytes(grown)} {how}, to {format_bytes(base)}{of_room}. "
+        f"Without this growth {format_request(failure)} would have fitted.",
         "Find what the program keeps from step to step: tensors in lists, results joined to a tensor that grows "
         "(`concat`), losses kept as tensors (use `float(loss)`), models rebuilt every step.",
         CENSUS_COMMAND,
     )
+
+
+def _fills(failure: FailureContext, grown: float, base: float, room: float) -> bool:
+    """Return True if memory was full, and would not have been without the growth."""
+    in_use = base + (failure.needed or 0)
+    if in_use < TIGHT_RATIO * room and not _is_filled_by_leak(failure, room):
+        return False
+    return grown >= max(in_use - room, SLACK_RATIO * room)
 
 
 def _is_filled_by_leak(failure: FailureContext, room: float) -> bool:

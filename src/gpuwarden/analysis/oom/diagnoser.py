@@ -84,7 +84,7 @@ class RunFacts:
     hello: Hello
     uuids: Mapping[str, str]
     report: Report | None
-    histories: Mapping[str, MemoryHistory]
+    histories: Mapping[str, MemoryHistory]  # of a device without a UUID by its name
     began: float
     now: float
     leaks: Mapping[str, Leak] = field(default_factory=dict)  # also of HOST
@@ -114,7 +114,7 @@ class Diagnoser:
     _fit_began: int = 0  # steps that the run had made when its fit began
     _largest_in_fit: int | None = None  # batch
     _pending: _Pending | None = None  # until the next poll
-    _failed_peaks: dict[str, int] = field(default_factory=dict)  # by UUID
+    _failed_peaks: dict[str, int] = field(default_factory=dict)  # by UUID, or by device without one
 
     def handle_report(self, report: Report, before: Report | None) -> None:
         """Update with a report and the one before it."""
@@ -131,8 +131,8 @@ class Diagnoser:
         """Return the diagnosis by the current facts, and keep it open until the next poll."""
         device, failure = self._context(error, run)
         uuid = run.uuids.get(device) if device is not None else None
-        if failure.after and uuid is not None:
-            self._failed_peaks[uuid] = failure.after.peak
+        if failure.after and device is not None:
+            self._failed_peaks[uuid or device] = failure.after.peak
         separable = uuid is not None and self._poll is not None and self._poll.device(uuid, failure.after).separable
         self._pending = _Pending(failure, device, uuid, separable, run.began, run.now)
         self.diagnosis = diagnose(_add_poll(self._pending, uuid, self._poll))
@@ -161,9 +161,8 @@ class Diagnoser:
         allocation, device = find_largest_allocation(error, run.hello)
         uuid = run.uuids.get(device, "") if device is not None else ""
         after = sum_by_gpu(error.memory, run.uuids).get(uuid) or error.memory.get(device or "")
-        history = run.histories.get(uuid)
-        reported = sum_by_gpu(report.memory, run.uuids).get(uuid) if report else None
-        before = history.last if history else reported
+        history = run.histories.get(uuid) or run.histories.get(device or "")
+        before = history.last if history else None
         after = after or before
         return device, FailureContext(
             error=error,
@@ -178,7 +177,7 @@ class Diagnoser:
             largest_batch_before=self._largest_in_fit,
             fit_steps=max(error.steps - self._fit_began, 0),
             unreported_steps=max(error.steps - report.steps, 0) if report else 0,
-            failed_peak=self._failed_peaks.get(uuid, 0),
+            failed_peak=self._failed_peaks.get(uuid or device or "", 0),
             leak=run.leaks.get(uuid),
             host_leak=run.leaks.get(HOST),
             host_memory=run.host_memory,

@@ -8,7 +8,7 @@ from gpuwarden.analysis.oom.allocation_origin import (
     find_weights_sign,
     is_layer_output,
 )
-from gpuwarden.analysis.oom.context import FULL_RATIO, TIGHT_RATIO, FailureContext
+from gpuwarden.analysis.oom.context import FULL_RATIO, MAX_BASE_GROWTH_RATIO, TIGHT_RATIO, FailureContext
 from gpuwarden.analysis.oom.diagnosis import Finding
 from gpuwarden.analysis.oom.diagnosis_wording import (
     capitalize,
@@ -21,10 +21,6 @@ from gpuwarden.analysis.oom.diagnosis_wording import (
     suggest_smaller_batch,
 )
 from gpuwarden.formatting import format_bytes
-
-MAX_BASE_GROWTH_RATIO = (
-    0.1  # of the available memory; with more growth since the first steps the batch is not the cause
-)
 
 # Of the available memory in use between steps: above it the model is the cause if nothing points to the batch.
 MIN_MODEL_RATIO = 0.5
@@ -121,14 +117,18 @@ def _model_evidence(failure: FailureContext, room: float) -> str | None:
             f"{capitalize(wanted)} {weights} did not fit: {format_bytes(in_use)} of the {format_bytes(room)} available "
             f"to the run were already in use{format_age(failure)}."
         )
-    has_grown = failure.fit_steps and failure.base_growth > MAX_BASE_GROWTH_RATIO * room
-    if base is not None and base > FULL_RATIO * room and not has_grown:
+    if base is not None and base > FULL_RATIO * room and not failure.may_have_grown:
         return (
             f"{format_bytes(base)} of {format_bytes(room)} were in use before the step started, so even a small "
             f"batch does not fit; {wanted} failed."
         )
     is_single = failure.is_eager and failure.error.steps and find_batch_sign(failure) is None
-    if is_single and base is not None and base > MIN_MODEL_RATIO * room and not has_grown and not failure.had_room:
+    if (
+        is_single
+        and base is not None
+        and base > MIN_MODEL_RATIO * room
+        and not (failure.may_have_grown or failure.had_room)
+    ):
         return (
             f"{format_bytes(base)} of {format_bytes(room)} were in use between steps, with any batch, and nothing "
             f"shows that {wanted} grows with the batch."

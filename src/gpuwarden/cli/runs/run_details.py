@@ -98,7 +98,7 @@ def _lines(record: RunRecord, gpus: Mapping[str, str], page: str | None) -> Iter
     else:
         yield from _known("ended", record.ended_timestamp_seconds, _moment)
         yield "duration", format_elapsed(record.duration_seconds)
-    yield "state", state_text(record) + (f" ({record.evidence})" if record.outcome else "")
+    yield "state", state_text(record) + (f" ({record.evidence})" if record.evidence else "")
     yield from _finding_lines(record)
     yield from _known("phase", None if record.outcome and record.phase == "idle" else record.phase)
     yield from list_figure_rows(record)
