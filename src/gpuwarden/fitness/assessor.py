@@ -40,17 +40,22 @@ class FitnessAssessor:
     def __init__(self, config: CheckConfig) -> None:
         self.config = config
         self._throttled: dict[str, float] = {}  # last time (Unix), by UUID
+        self._released: dict[str, float] = {}  # last time (Unix), by UUID
+        self._pids: dict[str, frozenset[int]] = {}  # of the last poll, by UUID
         self._known: dict[str, str] = {}
         self._linked: set[tuple[str, str]] = set()
         self._read: dict[str, float] = {}  # the slow tier that was learned from, by UUID
 
     def add_poll(self, state: State) -> None:
-        """Record which GPUs are throttled, and the links of GPUs whose slow tier was read at this poll."""
+        """Record which GPUs are throttled or released, and the links of those whose slow tier was read at this poll."""
         for alert in state.detection.holding:
             if alert.name == "GpuThrottled":
                 self._throttled[alert.labels["uuid"]] = state.snapshot.time
         for gpu in state.snapshot.gpus:
-            uuid = gpu.identity.uuid
+            uuid, pids = gpu.identity.uuid, frozenset(process.pid for process in gpu.processes)
+            if self._pids.get(uuid, pids) - pids:
+                self._released[uuid] = state.snapshot.time
+            self._pids[uuid] = pids
             if gpu.up and self._read.get(uuid) != gpu.slow_taken:
                 self._read[uuid] = gpu.slow_taken
                 self._known[uuid] = f"GPU {gpu.identity.index}"
@@ -80,6 +85,7 @@ class FitnessAssessor:
             facts=facts,
             known=self._known,
             throttled=self._throttled,
+            released=self._released,
             linked=self._linked,
         )
         chosen = {uuid: _find_gpu(state, uuid, by_minor=question.by_minor) for uuid in question.gpus or ()}
@@ -99,7 +105,7 @@ class FitnessAssessor:
                 *(row.find(node) if row.find else ()),
             ]
             found += [
-                FitnessFinding(row.name, status, problem.action or row.action, problem)
+                FitnessFinding(row.name, problem.status or status, problem.action or row.action, problem)
                 for problem in problems
                 if not problem.uuid or question.gpus is None or problem.uuid in uuids
             ]
