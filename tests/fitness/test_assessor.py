@@ -23,7 +23,7 @@ from gpuwarden.fitness.gpu_finders import RELEASE_SECONDS
 from gpuwarden.fitness.model import Question, SlowFacts, Stage
 from gpuwarden.fitness.slow_facts import SlowFactsReader, is_library_replaced, losses_from_incidents
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.gpu.snapshot import EventCount, Gpu
+from gpuwarden.gpu.snapshot import EventCount, Gpu, Snapshot
 from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.host import pid_namespace
 from gpuwarden.host.host_reader import Host, HostSpace
@@ -146,6 +146,32 @@ def test_what_is_learnt() -> None:
     ]
     later = replace(after, snapshot=replace(after.snapshot, time=NOW + THROTTLED_SECONDS))
     assert [check for check, _text in findings(assessor, later)] == ["gpu_count", "nvlink"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "action", "text"),
+    [
+        (
+            "library_not_found",
+            "none",
+            "library not found: install the NVIDIA driver, in a container pass the GPUs, or try --source simulated",
+        ),
+        (
+            "driver_not_loaded",
+            "none",
+            "driver not loaded: load the kernel module (modprobe nvidia; if that fails, dmesg has the reason)",
+        ),
+        ("unknown", "reboot", "unknown"),
+    ],
+)
+def test_missing_driver_needs_no_reboot(fault: str, action: str, text: str) -> None:
+    """The one problem is the driver's, with what mends it: no GPU of the job or of the configuration is missing too."""
+    assessor, state = FitnessAssessor(CheckConfig(gpus=("4",))), poll()
+    state = detect(replace(state, snapshot=Snapshot(NOW, 0.0, fault)))
+    assessor.add_poll(state)
+    answer = assessor.answer(state, SlowFacts(), Question(gpus=("0",), stage="prolog"), NOW)
+    expected = ("driver", "unfit", action, f"driver not responding: {text}")
+    assert [(each.check, each.status, each.action, each.problem.text) for each in answer.findings] == [expected]
 
 
 def used(index: int, held: Mapping[int, int | None], memory: int = 30 * GIB, **more: Any) -> Gpu:

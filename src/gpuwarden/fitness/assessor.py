@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import chain
 
@@ -25,6 +26,7 @@ from gpuwarden.fitness.model import (
 )
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.status import shown_text
+from gpuwarden.nvml.troubleshooting import NO_DRIVER, suggest_fix
 from gpuwarden.state import Alert, State
 from gpuwarden.xid.codes import Action as XidAction
 from gpuwarden.xid.codes import explain
@@ -95,7 +97,7 @@ class FitnessAssessor:
         found = [
             FitnessFinding("gpu_count", "unfit", "reboot", FitnessProblem(f"GPU {name} is not there"))
             for name, gpu in chosen.items()
-            if gpu is None
+            if gpu is None and state.snapshot.fault is None
         ]
         by_condition = self._find_condition_problems(state)
         for row in rows:
@@ -121,11 +123,19 @@ class FitnessAssessor:
         found: defaultdict[str, list[FitnessProblem]] = defaultdict(list)
         for alert in state.detection.holding:
             uuid, gpu = alert.labels.get("uuid", ""), alert.labels.get("gpu")
-            subject = f"GPU {gpu}: " if gpu else "driver " if "collector" in alert.labels else ""
-            found[alert.name].append(
-                FitnessProblem(f"{subject}{shown_text(alert, state)}", uuid, _required_action(alert))
-            )
+            problem = FitnessProblem(shown_text(alert, state), uuid, _required_action(alert))
+            if gpu:
+                problem = replace(problem, text=f"GPU {gpu}: {problem.text}")
+            elif "collector" in alert.labels:
+                problem = _driver_problem(problem.text, state.snapshot.fault or "")
+            found[alert.name].append(problem)
         return found
+
+
+def _driver_problem(text: str, fault: str) -> FitnessProblem:
+    """Return a problem of the driver as a whole, with what mends its fault."""
+    action: Action | None = "none" if fault in NO_DRIVER else None
+    return FitnessProblem(": ".join(filter(None, [f"driver {text}", suggest_fix(fault)])), action=action)
 
 
 def _required_action(alert: Alert) -> Action | None:

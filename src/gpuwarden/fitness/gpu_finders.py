@@ -38,7 +38,9 @@ def reading_is(row: Metric[Any], value: float, text: str) -> Find:
 
 
 def find_missing(node: Node) -> Iterator[FitnessProblem]:
-    """Find GPUs that answered earlier or are configured, and that the driver no longer lists."""
+    """Find GPUs that answered earlier or are configured, and that a driver that answers does not list."""
+    if node.state.snapshot.fault is not None:
+        return
     gpus = node.state.snapshot.gpus
     listed = {gpu.identity.uuid for gpu in gpus}
     for uuid, name in node.known.items():
