@@ -151,6 +151,9 @@ def test_memory_of_processes_that_are_not_listed(mock_nvml: MockNvml) -> None:
     result = doctor(mock_nvml)["memory.unlisted"]
     assert result["status"] == "warn"
     assert result["found"].startswith("GPU 1: 19.5 GiB is held by processes that the driver does not list")
+    mock_nvml.set(1, "memused", 0)
+    mock_nvml.mig(1, "1g.10gb")
+    assert doctor(mock_nvml)["memory.unlisted"]["found"].endswith("; unknown on GPU 1: MIG is on")
 
 
 def test_more_workers_than_cpus(mock_nvml: MockNvml) -> None:

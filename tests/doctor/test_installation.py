@@ -180,7 +180,7 @@ def test_an_empty_folder_of_that_name_hides_nothing(environment: FakeEnvironment
 
 
 @pytest.mark.parametrize("name", ["random.py", "keras.py", "termcolor.py"])
-def test_a_file_with_the_name_of_a_needed_module_is_a_warning(
+def test_a_file_with_the_name_of_a_needed_module_is_a_failure(
     environment: FakeEnvironment, tmp_path: Path, name: str
 ) -> None:
     """A module of the standard library, Keras, or a package that a framework requires."""
@@ -191,17 +191,39 @@ def test_a_file_with_the_name_of_a_needed_module_is_a_warning(
     Path(name).write_text("")
     Path("train.py").write_text("")
     found = check(environment, tmp_path)["python.shadows"]
-    assert found.status == "warn"
+    assert found.status == "fail"
     assert found.found.endswith(f": {Path(name).absolute()}.")
 
 
-def test_a_broken_file_with_the_name_of_a_needed_module_is_a_warning_too(
+def test_a_broken_file_with_the_name_of_a_needed_module_is_a_failure_too(
     environment: FakeEnvironment, tmp_path: Path
 ) -> None:
     """The doctor's own program in the environment does not import it."""
     Path("json.py").write_text("raise SystemExit(1)")
     found = check(environment, tmp_path)
-    assert (found["python.environment"].status, found["python.shadows"].status) == ("pass", "warn")
+    assert (found["python.environment"].status, found["python.shadows"].status) == ("pass", "fail")
+
+
+def test_a_wheel_for_another_python_is_a_failure(environment: FakeEnvironment, tmp_path: Path) -> None:
+    """As in a folder of PYTHONPATH, or where the interpreter of an environment was replaced; of any needed package."""
+    environment.add_tensorflow()
+    environment.add_wheel("tensorflow-2.20.0", versions={"numpy": "2.1.0"})
+    older, minor, newer = (sys.version_info.minor + each for each in (-1, 0, 1))
+    for tag, is_foreign in (
+        (f"cp3{newer}-cp3{newer}-manylinux_2_28_x86_64", True),
+        (f"cp3{older}-cp3{older}-manylinux_2_17_x86_64", True),
+        (f"cp3{newer}-abi3-manylinux_2_28_x86_64", True),
+        (f"cp3{older}-abi3-manylinux_2_17_x86_64", False),
+        (f"cp3{minor}-cp3{minor}t-manylinux_2_28_x86_64", False),
+        ("py2.py3-none-any", False),
+        ("py3-none-manylinux_2_28_x86_64", False),
+    ):
+        environment.write("numpy-2.1.0.dist-info/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n")
+        found = check(environment, tmp_path)["python.wheels"]
+        assert found.status == ("fail" if is_foreign else "pass"), tag
+        if is_foreign:
+            assert f"numpy 2.1.0 in {environment.site} for {tag.partition('-')[0]}" in found.found
+            assert found.fix == f"{environment.python} -m pip install --force-reinstall numpy==2.1.0"
 
 
 def test_a_python_that_cannot_list_its_modules_has_the_usual_ones(
@@ -225,7 +247,7 @@ def test_the_working_folder_hides_nothing_where_python_does_not_search_it(
     Path("random.py").write_text("")
     is_known = sys.version_info >= (3, 11)
     found = check(environment, tmp_path, PYTHONSAFEPATH="1")["python.shadows"]
-    assert found.status == ("pass" if is_known else "warn")
+    assert found.status == ("pass" if is_known else "fail")
 
 
 def test_a_file_in_place_of_a_framework_that_is_not_installed(environment: FakeEnvironment, tmp_path: Path) -> None:

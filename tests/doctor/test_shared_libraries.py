@@ -134,6 +134,40 @@ def test_a_cudnn_of_ld_library_path_replaces_that_of_the_wheel(
     assert found.fix == f"Remove {tmp_path}/cuda/lib64 from LD_LIBRARY_PATH."
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("90501", ("warn", "libcudnn.so.9 (9.5.1) from")),
+        ("90000", ("fail", "needs cuDNN 9.3 or newer of that major version and would load 9.0.0")),
+        ("", ("fail", "does not load or is no cuDNN")),
+    ],
+)
+def test_a_cudnn_of_ld_library_path_says_its_version_itself(
+    environment: FakeEnvironment, tmp_path: Path, stub: Path, answer: str, expected: tuple[str, str]
+) -> None:
+    """A library without a version in its file name, and of no package."""
+    copy_libraries(stub, environment.site / "nvidia/cuda/lib", NAMES[:-1])
+    copy_libraries(stub, environment.site / "nvidia/cudnn/lib", NAMES[-1:])
+    source = f"unsigned long cudnnGetVersion(void) {{ return {answer}; }}" if answer else ""
+    compile_library(tmp_path / "copied/libcudnn.so.9", source=source)
+    found = check(environment, tmp_path, str(tmp_path / "copied"))
+    assert (found.status, found.fix) == (expected[0], f"Remove {tmp_path}/copied from LD_LIBRARY_PATH.")
+    assert expected[1] in found.found
+
+
+def test_a_cudnn_of_another_environment_has_its_packages_version(
+    environment: FakeEnvironment, tmp_path: Path, stub: Path
+) -> None:
+    """As where LD_LIBRARY_PATH was set for another project."""
+    copy_libraries(stub, environment.site / "nvidia/cuda/lib", NAMES[:-1])
+    other = FakeEnvironment(tmp_path / "other")
+    other.add("nvidia-cudnn-cu12", "9.1.0.70")
+    copy_libraries(stub, other.site / "nvidia/cudnn/lib", NAMES[-1:])
+    found = check(environment, tmp_path, str(other.site / "nvidia/cudnn/lib"))
+    assert found.status == "fail"
+    assert "would load 9.1.0.70" in found.found
+
+
 def test_a_cudnn_of_the_system_is_compared_with_the_pins_too(tmp_path: Path, stub: Path) -> None:
     """TensorFlow without NVIDIA's packages still needs the cuDNN that it was built with."""
     environment = FakeEnvironment(tmp_path / "env")

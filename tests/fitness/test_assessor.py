@@ -19,14 +19,18 @@ from gpuwarden.fitness import slow_facts
 from gpuwarden.fitness.assessor import STALE_SECONDS, FitnessAssessor
 from gpuwarden.fitness.check_messages import parse_question, render_answer
 from gpuwarden.fitness.check_table import CHECKS
-from gpuwarden.fitness.model import Question, SlowFacts
+from gpuwarden.fitness.gpu_finders import RELEASE_SECONDS
+from gpuwarden.fitness.model import Question, SlowFacts, Stage
 from gpuwarden.fitness.slow_facts import SlowFactsReader, is_library_replaced, losses_from_incidents
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.gpu.snapshot import EventCount, Gpu
+from gpuwarden.gpu.snapshot import EventCount, Gpu, Snapshot
 from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.host import pid_namespace
 from gpuwarden.host.host_reader import Host, HostSpace
+from gpuwarden.owners.processes import MPS_COMM, ProcessIdentity
+from gpuwarden.owners.resolver import Owners
 from gpuwarden.state import State
-from snapshots import GIB, detect, gpu, snapshot
+from snapshots import GIB, detect, gpu, mig_gpu, snapshot
 
 NOW = 1_000_000.0
 DAY = 86400.0
@@ -142,6 +146,85 @@ def test_what_is_learnt() -> None:
     ]
     later = replace(after, snapshot=replace(after.snapshot, time=NOW + THROTTLED_SECONDS))
     assert [check for check, _text in findings(assessor, later)] == ["gpu_count", "nvlink"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "action", "text"),
+    [
+        (
+            "library_not_found",
+            "none",
+            "library not found: install the NVIDIA driver, in a container pass the GPUs, or try --source simulated",
+        ),
+        (
+            "driver_not_loaded",
+            "none",
+            "driver not loaded: load the kernel module (modprobe nvidia; if that fails, dmesg has the reason)",
+        ),
+        ("unknown", "reboot", "unknown"),
+    ],
+)
+def test_missing_driver_needs_no_reboot(fault: str, action: str, text: str) -> None:
+    """The one problem is the driver's, with what mends it: no GPU of the job or of the configuration is missing too."""
+    assessor, state = FitnessAssessor(CheckConfig(gpus=("4",))), poll()
+    state = detect(replace(state, snapshot=Snapshot(NOW, 0.0, fault)))
+    assessor.add_poll(state)
+    answer = assessor.answer(state, SlowFacts(), Question(gpus=("0",), stage="prolog"), NOW)
+    expected = ("driver", "unfit", action, f"driver not responding: {text}")
+    assert [(each.check, each.status, each.action, each.problem.text) for each in answer.findings] == [expected]
+
+
+def used(index: int, held: Mapping[int, int | None], memory: int = 30 * GIB, **more: Any) -> Gpu:
+    """Return a GPU with memory in use, of which the listed processes hold a part."""
+    readings = {GpuReadings.memory_used_bytes: memory}
+    return replace(gpu(index, held=held), readings=readings, process_lists=("compute",), **more)
+
+
+def held_memory(assessor: FitnessAssessor, state: State, stage: Stage = "preflight") -> list[tuple[str, str, str]]:
+    """Return status, action and text of what the check of held memory finds."""
+    answer = assessor.answer(state, SlowFacts(), Question(stage=stage), state.snapshot.time)
+    assert answer.status == (answer.findings[0].status if answer.findings else "fit")
+    return [(each.status, each.action, each.problem.text) for each in answer.findings if each.check == "memory_held"]
+
+
+@pytest.mark.parametrize("is_host", [True, False])
+def test_memory_without_a_listed_process(monkeypatch: pytest.MonkeyPatch, is_host: bool) -> None:  # noqa: FBT001
+    """It makes a GPU unfit before and after a job; in a container the text says that processes are hidden there."""
+    monkeypatch.setattr(pid_namespace, "is_initial", lambda: is_host)
+    assessor, state = FitnessAssessor(CheckConfig()), poll(used(0, {}), used(1, {}, GIB // 2), used(2, {4: 29 * GIB}))
+    assessor.add_poll(state)
+    text = "GPU 0: 30.0 GiB held by processes that the driver does not list" + ("" if is_host else " to a container")
+    for stage in ("prolog", "epilog", "preflight"):
+        listed, unlisted = sorted(held_memory(assessor, state, stage), key=lambda each: "list" in each[2])
+        assert unlisted == ("unfit", "drain", text)
+        assert listed[2] == "GPU 2: 29.0 GiB still held by a process (pid 4)"
+    assert held_memory(assessor, state, "none") == []
+
+
+def test_memory_that_the_driver_is_freeing() -> None:
+    """A process that has just ended leaves its memory for a moment, and one that stays leaves a finding."""
+    assessor, before, after = FitnessAssessor(CheckConfig()), poll(used(0, {4: 30 * GIB})), poll(used(0, {}))
+    assessor.add_poll(before)
+    assessor.add_poll(after)
+    assert held_memory(assessor, after) == []
+    later = replace(after, snapshot=replace(after.snapshot, time=NOW + RELEASE_SECONDS))
+    assessor.add_poll(later)
+    assert [status for status, _action, _text in held_memory(assessor, later)] == ["unfit"]
+
+
+def test_unlisted_memory_that_cannot_be_seen() -> None:
+    """The check says so, and the node stays fit: MIG, a list without memory, no memory of its own, MPS."""
+    mps = {4: ProcessIdentity(0, MPS_COMM)}
+    subjects = {
+        "MIG is on": replace(mig_gpu(0, free=[GIB]), readings=used(0, {}).readings),
+        "the driver does not report the memory of processes": used(0, {5: None}),
+        "the GPU has no memory of its own": read(0, {GpuReadings.memory_unified: 1.0}),
+        "MPS need not list its clients": used(0, {4: GIB}),
+    }
+    for reason, subject in subjects.items():
+        state = poll(subject, owners=Owners(identities=mps))
+        expected = ("fit", "none", f"GPU 0: memory without a listed process is not seen: {reason}")
+        assert expected in held_memory(FitnessAssessor(CheckConfig()), state)
 
 
 def test_nvlinks_that_most_gpus_have() -> None:

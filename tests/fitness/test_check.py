@@ -130,7 +130,8 @@ def test_held_memory_is_named(tmp_path: Path, mock_nvml: MockNvml) -> None:
     config = f"poll: {{interval: 1m}}\nowners: {{slurm_gpustat: {maps}}}\n"
     with subprocess.Popen(["sleep", "600"]) as process:
         mock_nvml.processes(0, {process.pid: 3 * GIB})
-        with running(tmp_path, mock_nvml, config, gpus=2, frozen=1) as daemon:
+        mock_nvml.set(2, "memused", 30_000)
+        with running(tmp_path, mock_nvml, config, gpus=3, frozen=1) as daemon:
             job = {"SLURM_JOB_ID": "42", "SLURM_JOB_GPUS": "0"}
             (held,) = findings(daemon, "--epilog", **job)
             assert held[:3] == ("memory_held", "unfit", "drain")
@@ -141,6 +142,9 @@ def test_held_memory_is_named(tmp_path: Path, mock_nvml: MockNvml) -> None:
             assert check(daemon, "--epilog", "--off", "memory_held", **job).returncode == FIT
             assert check(daemon, "--epilog", **{**job, "SLURM_JOB_GPUS": "1"}).returncode == FIT
             assert check(daemon).returncode == FIT
+            for stage in ("--prolog", "--epilog", "--preflight"):
+                unlisted = check(daemon, stage, "--gpus", "2")
+                assert (unlisted.returncode, unlisted.stdout[:37]) == (UNFIT, "unfit: GPU 2: 29.3 GiB held by proces")
             process.kill()  # not waited for yet: a zombie
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             zombie = ("zombies", "warning", "reboot", f"GPU 0: zombie sleep (pid {process.pid}) still holds it")

@@ -138,6 +138,19 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
         "ended by SIGABRT; last error: InternalError, an illegal address error",
     ),
     "abort at exit": (Evidence(GOODBYE, signal.SIGABRT), "crashed", "ended by SIGABRT; last message: exit"),
+    "abort at exit, out of memory, not caught": (
+        Evidence(End("uncaught ResourceExhaustedError", "failed"), signal.SIGABRT, error=OOM),
+        "out_of_memory",
+        (
+            "ended by SIGABRT; last message: uncaught ResourceExhaustedError; "
+            "last error: ResourceExhaustedError, out of device memory"
+        ),
+    ),
+    "abort at exit, out of memory, caught": (
+        Evidence(GOODBYE, signal.SIGABRT, error=OOM),
+        "crashed",
+        "ended by SIGABRT; last message: exit; last error: ResourceExhaustedError, out of device memory",
+    ),
     "status hidden, after an XID": (
         Evidence(xids=(13,)),
         "crashed",

@@ -113,6 +113,15 @@ def case_later(_: Path) -> Any:
     }
 
 
+class ValidationCounter(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Counts the batches of validation."""
+
+    batches = 0
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        self.batches += 1
+
+
 def case_validation(_: Path) -> Any:
     trained = model()
     own = describe_exception(
@@ -121,7 +130,23 @@ def case_validation(_: Path) -> Any:
     history = fit_with_oom_retry(
         trained, dataset, 1024, verbose=0, validation_data=lambda size: dataset(8 * size), epochs=1
     )
-    return {"own": own, "sizes": history.batch_sizes, "logs": sorted(history.history)}
+    counts, whole = ValidationCounter(), (X, Y)
+    arrays = fit_with_oom_retry(
+        model(),
+        lambda _: whole,
+        1024,
+        epochs=1,
+        verbose=0,
+        callbacks=[counts],
+        validation_data=whole,
+        validation_batch_size=EXAMPLES,
+    )
+    return {
+        "own": own,
+        "sizes": [history.batch_sizes, arrays.batch_sizes],
+        "logs": sorted(history.history),
+        "batches": counts.batches,
+    }
 
 
 class OverAllocateAtStart(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -159,15 +184,6 @@ def case_without_y(_: Path) -> Any:
         return int(made.optimizer.iterations)
 
     return {"array": steps(X), "dict": steps({"a": X}), "tuple": steps((X,))}
-
-
-class ValidationCounter(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Counts the batches of validation."""
-
-    batches = 0
-
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
-        self.batches += 1
 
 
 def case_validated(_: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -98,6 +99,10 @@ def test_search_fails(result: Any) -> None:
     """Another error is raised unchanged, MemoryError if nothing fits, and everything is restored before."""
     assert result["error"]["type"] == "LookupError"
     assert "from a layer" in result["error"]["text"]
+    if sys.version_info >= (3, 11):
+        assert result["error"]["notes"] == [
+            "find_batch_size: error with a batch of 32, not an out-of-memory; the largest that fitted is 16"
+        ]
     assert result["restored"] == [True] * len(result["restored"])
     assert (result["no_room"]["type"], result["no_room"]["restored"]) == ("ResourceExhaustedError", True)
     assert result["too_big"]["type"] == "MemoryError"

@@ -67,14 +67,20 @@ def test_later(case: Any) -> None:
 
 
 def test_validation(case: Any) -> None:
-    """An out-of-memory in validation is retried only if the validation's batch gets smaller too."""
+    """An out-of-memory in validation halves the validation's batch alone; one of a dataset cannot get smaller."""
     result = case["result"]
     assert result["own"]["type"] == "ResourceExhaustedError"
     assert ["function of the batch size" in each for each in result["own"]["notes"]] == [True] * (
         sys.version_info >= (3, 11)
     )
-    assert result["sizes"] == {"0": 512}
+    assert result["sizes"] == [{"0": 1024}] * 2
     assert result["logs"] == ["loss", "val_loss"]
+    assert result["batches"] == 1 + 2  # the one that failed, and two of half its size
+    event = "out of memory, restarting the epoch with a smaller batch"
+    assert [each for each in case["logged"] if each.startswith(event)] == [
+        f"{event} validation_batch_size=1024 epoch=0 new_validation_batch_size=512 try=2 tries=4",
+        f"{event} validation_batch_size=8192 epoch=0 new_validation_batch_size=4096 try=2 tries=4",
+    ]
 
 
 def test_before_the_first_epoch(case: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import chain
 
@@ -25,6 +26,7 @@ from gpuwarden.fitness.model import (
 )
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.status import shown_text
+from gpuwarden.nvml.troubleshooting import NO_DRIVER, suggest_fix
 from gpuwarden.state import Alert, State
 from gpuwarden.xid.codes import Action as XidAction
 from gpuwarden.xid.codes import explain
@@ -40,17 +42,22 @@ class FitnessAssessor:
     def __init__(self, config: CheckConfig) -> None:
         self.config = config
         self._throttled: dict[str, float] = {}  # last time (Unix), by UUID
+        self._released: dict[str, float] = {}  # last time (Unix), by UUID
+        self._pids: dict[str, frozenset[int]] = {}  # of the last poll, by UUID
         self._known: dict[str, str] = {}
         self._linked: set[tuple[str, str]] = set()
         self._read: dict[str, float] = {}  # the slow tier that was learned from, by UUID
 
     def add_poll(self, state: State) -> None:
-        """Record which GPUs are throttled, and the links of GPUs whose slow tier was read at this poll."""
+        """Record which GPUs are throttled or released, and the links of those whose slow tier was read at this poll."""
         for alert in state.detection.holding:
             if alert.name == "GpuThrottled":
                 self._throttled[alert.labels["uuid"]] = state.snapshot.time
         for gpu in state.snapshot.gpus:
-            uuid = gpu.identity.uuid
+            uuid, pids = gpu.identity.uuid, frozenset(process.pid for process in gpu.processes)
+            if self._pids.get(uuid, pids) - pids:
+                self._released[uuid] = state.snapshot.time
+            self._pids[uuid] = pids
             if gpu.up and self._read.get(uuid) != gpu.slow_taken:
                 self._read[uuid] = gpu.slow_taken
                 self._known[uuid] = f"GPU {gpu.identity.index}"
@@ -80,6 +87,7 @@ class FitnessAssessor:
             facts=facts,
             known=self._known,
             throttled=self._throttled,
+            released=self._released,
             linked=self._linked,
         )
         chosen = {uuid: _find_gpu(state, uuid, by_minor=question.by_minor) for uuid in question.gpus or ()}
@@ -89,7 +97,7 @@ class FitnessAssessor:
         found = [
             FitnessFinding("gpu_count", "unfit", "reboot", FitnessProblem(f"GPU {name} is not there"))
             for name, gpu in chosen.items()
-            if gpu is None
+            if gpu is None and state.snapshot.fault is None
         ]
         by_condition = self._find_condition_problems(state)
         for row in rows:
@@ -99,7 +107,7 @@ class FitnessAssessor:
                 *(row.find(node) if row.find else ()),
             ]
             found += [
-                FitnessFinding(row.name, status, problem.action or row.action, problem)
+                FitnessFinding(row.name, problem.status or status, problem.action or row.action, problem)
                 for problem in problems
                 if not problem.uuid or question.gpus is None or problem.uuid in uuids
             ]
@@ -115,11 +123,19 @@ class FitnessAssessor:
         found: defaultdict[str, list[FitnessProblem]] = defaultdict(list)
         for alert in state.detection.holding:
             uuid, gpu = alert.labels.get("uuid", ""), alert.labels.get("gpu")
-            subject = f"GPU {gpu}: " if gpu else "driver " if "collector" in alert.labels else ""
-            found[alert.name].append(
-                FitnessProblem(f"{subject}{shown_text(alert, state)}", uuid, _required_action(alert))
-            )
+            problem = FitnessProblem(shown_text(alert, state), uuid, _required_action(alert))
+            if gpu:
+                problem = replace(problem, text=f"GPU {gpu}: {problem.text}")
+            elif "collector" in alert.labels:
+                problem = _driver_problem(problem.text, state.snapshot.fault or "")
+            found[alert.name].append(problem)
         return found
+
+
+def _driver_problem(text: str, fault: str) -> FitnessProblem:
+    """Return a problem of the driver as a whole, with what mends its fault."""
+    action: Action | None = "none" if fault in NO_DRIVER else None
+    return FitnessProblem(": ".join(filter(None, [f"driver {text}", suggest_fix(fault)])), action=action)
 
 
 def _required_action(alert: Alert) -> Action | None:

@@ -88,7 +88,7 @@ _ROWS = (
         "MIG changes at the next reset, or other than `check.mig_instances` instances.", "configuration",
         find=gpu_finders.find_mig_changes),
     FitnessCheck("memory_held", "unfit", "drain",
-        "Before or after a job, another process still holds memory of its GPUs.", "gpuwarden",
+        "Before or after a job, a process still holds memory of its GPUs, listed or not.", "gpuwarden",
         find=gpu_finders.find_held_memory),
     FitnessCheck("zombies", "warning", "reboot",
         "A process that has ended and still holds a GPU.", "gpuwarden",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from gpuwarden.config.thresholds import THROTTLED_SECONDS, XID_SECONDS
@@ -10,10 +11,12 @@ from gpuwarden.fitness.model import Find, FitnessProblem, Node
 from gpuwarden.formatting import format_bytes, format_elapsed
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
+from gpuwarden.gpu.unlisted_memory import MAX_UNLISTED_BYTES, unlisted_memory
 from gpuwarden.health.ecc_conditions import uncorrected_errors
 from gpuwarden.health.link_conditions import pcie_shortfall
-from gpuwarden.host import procfs
+from gpuwarden.host import pid_namespace, procfs
 from gpuwarden.metrics.model import Metric
+from gpuwarden.owners.processes import MPS_COMM
 from gpuwarden.xid.codes import times_by_severity
 
 MAX_XIDS = 3  # of one code since boot
@@ -21,7 +24,8 @@ MAX_LOSSES = 2  # in LOSS_DAYS
 LOSS_DAYS = 7
 MIN_HELD_BYTES = 1 << 20
 # Programs that serve several jobs and stay, as the kernel names them (15 bytes).
-SERVICES = ("nvidia-cuda-mps", "nvidia-persiste")
+SERVICES = (MPS_COMM, "nvidia-persiste")
+RELEASE_SECONDS = 5.0  # in which the driver frees the memory of a process that has ended
 
 
 def _problem(gpu: Gpu, text: str) -> FitnessProblem:
@@ -34,7 +38,9 @@ def reading_is(row: Metric[Any], value: float, text: str) -> Find:
 
 
 def find_missing(node: Node) -> Iterator[FitnessProblem]:
-    """Find GPUs that answered earlier or are configured, and that the driver no longer lists."""
+    """Find GPUs that answered earlier or are configured, and that a driver that answers does not list."""
+    if node.state.snapshot.fault is not None:
+        return
     gpus = node.state.snapshot.gpus
     listed = {gpu.identity.uuid for gpu in gpus}
     for uuid, name in node.known.items():
@@ -128,10 +134,11 @@ def find_capped_clocks(node: Node) -> Iterator[FitnessProblem]:
 
 
 def find_held_memory(node: Node) -> Iterator[FitnessProblem]:
-    """Find processes that still hold memory of the job's GPUs: before it others', after it any."""
+    """Find memory of the job's GPUs that is still held: before it by others, after it by any process, listed or not."""
     if node.question.stage == "none":
         return
     for gpu in node.gpus:
+        yield from _find_unlisted_memory(node, gpu)
         for process in gpu.processes:
             owners = node.state.owners.by_pid.get(process.pid, {})
             is_own = node.question.stage == "prolog" and owners.get("slurm_job", "") == node.question.job != ""
@@ -139,6 +146,21 @@ def find_held_memory(node: Node) -> Iterator[FitnessProblem]:
                 held = "memory" if process.memory is None else format_bytes(process.memory)
                 user = f", user {owners['user']}" if "user" in owners else ""
                 yield _problem(gpu, f"{held} still held by {_name(node, process)} (pid {process.pid}{user})")
+
+
+def _find_unlisted_memory(node: Node, gpu: Gpu) -> Iterator[FitnessProblem]:
+    held = unlisted_memory(gpu)
+    if any(_name(node, process) == MPS_COMM for process in gpu.processes):
+        held = "MPS need not list its clients"
+    if isinstance(held, str):
+        problem = _problem(gpu, f"memory without a listed process is not seen: {held}")
+        yield replace(problem, action="none", status="fit")
+    elif (
+        held > MAX_UNLISTED_BYTES
+        and node.state.snapshot.time - node.released.get(gpu.identity.uuid, 0.0) >= RELEASE_SECONDS
+    ):
+        where = "" if pid_namespace.is_initial() else " to a container"
+        yield _problem(gpu, f"{format_bytes(held)} held by processes that the driver does not list{where}")
 
 
 def find_zombies(node: Node) -> Iterator[FitnessProblem]:

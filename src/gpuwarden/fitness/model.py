@@ -23,12 +23,14 @@ Stage = Literal["none", "prolog", "epilog", "preflight"]
 class FitnessProblem:
     """Problem that a check found, in a few words that name its subject; `uuid` is empty for the node.
 
-    `action` is what it needs, where that differs from what its check says.
+    `action` is what it needs, and `status` its weight, where they differ from what its check says: what a check cannot
+    see is `fit`.
     """
 
     text: str
     uuid: str = ""
     action: Action | None = None
+    status: Status | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class Node:
     """All that the checks know: a poll, the configuration, what earlier polls showed, and the question.
 
     `known` are the names of all GPUs that have answered since the daemon started, by UUID. `throttled` is the last time
-    of throttling by UUID (Unix time), `linked` the NVLinks that were up, as UUID and link.
+    of throttling by UUID (Unix time), `released` that at which a process left the list of a GPU, `linked` the NVLinks
+    that were up, as UUID and link.
     """
 
     state: State
@@ -73,6 +76,7 @@ class Node:
     facts: SlowFacts = SlowFacts()
     known: Mapping[str, str] = field(default_factory=dict)
     throttled: Mapping[str, float] = field(default_factory=dict)
+    released: Mapping[str, float] = field(default_factory=dict)
     linked: AbstractSet[tuple[str, str]] = frozenset()
 
     @property

@@ -16,6 +16,8 @@ _FIXES = {
     "no_permission": "allow the daemon to open /dev/nvidia* (systemd: DeviceAllow=char-nvidia* rw)",
     "timeout": "check the kernel log (dmesg) for the GPU that hangs; reset it or reboot",
 }
+# Errors of a driver that is not there, or that the daemon may not use: no restart of the machine ends them.
+NO_DRIVER = ("library_not_found", "driver_not_loaded", "no_permission")
 
 
 def error_text(error: str | None) -> str:

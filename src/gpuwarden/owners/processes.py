@@ -21,6 +21,10 @@ CGROUP_BYTES = 64 * 1024
 COMM_BYTES = 64  # the longest are those of kernel threads
 ACCESS_SECONDS = 10.0  # between checks whether others' processes may be read
 
+# Control daemon and server of CUDA MPS, as the kernel cuts the name. The driver need not list the server's clients
+# (CUDA Multi-Process Service, 2.3).
+MPS_COMM = "nvidia-cuda-mps"
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:

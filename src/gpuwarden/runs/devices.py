@@ -7,14 +7,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.owners.processes import ProcessIdentity
+from gpuwarden.owners.processes import MPS_COMM, ProcessIdentity
 from gpuwarden.protocol.messages import Hello
 
 # Amounts of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT.
 _AMOUNT = re.compile(r"([0-9]{1,15})([KMG]?)B?", re.ASCII | re.IGNORECASE)
 _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30}
-# Name in /proc of the server of CUDA MPS, whose clients the driver need not list (CUDA Multi-Process Service, 2.3).
-_MPS_SERVER = "nvidia-cuda-mps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ def list_processes(
     snapshot: Snapshot, identities: Mapping[int, ProcessIdentity], *, sees_host: bool, trust_reports: bool
 ) -> ListedProcesses:
     """Return the processes of a poll; `sees_host`: this daemon has the pids of the host, as the driver does."""
-    mps_servers = {pid for pid, identity in identities.items() if identity.comm == _MPS_SERVER}
+    mps_servers = {pid for pid, identity in identities.items() if identity.comm == MPS_COMM}
     pids: dict[str, frozenset[int]] = {}
     incomplete: set[str] = set()
     for gpu in snapshot.gpus:

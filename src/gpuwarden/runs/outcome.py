@@ -84,14 +84,15 @@ def conclude(evidence: Evidence) -> tuple[Outcome, str]:
 
     - finished: exit status 0; without a known status, a goodbye without an exception.
     - failed: another exit status, or a goodbye with an exception.
-    - out_of_memory: failed, and the exception is the out-of-memory error that the run reported last; or killed by the
-      kernel's OOM killer. One that was caught, as by a retry with a smaller batch, does not count.
+    - out_of_memory: failed or crashed, and the exception is the out-of-memory error that the run reported last, after
+      which TensorFlow's allocator may abort at exit; or killed by the kernel's OOM killer. One that was caught, as by a
+      retry with a smaller batch, does not count.
     - killed: another signal, such as SIGTERM, SIGINT or SIGKILL.
     - crashed: SIGABRT, or a signal for what the program did itself, such as SIGSEGV.
     - unknown: no evidence, or the run disconnected while its process lives.
     """
     outcome, words = _conclude(evidence)
-    if outcome == "failed" and _is_uncaught_oom(evidence):
+    if outcome in ("failed", "crashed") and _is_uncaught_oom(evidence):
         outcome = "out_of_memory"
     elif outcome == "out_of_memory" and evidence.host_leak is not None:
         words = [*words, format_host_growth(evidence.host_leak)]

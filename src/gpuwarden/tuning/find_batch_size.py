@@ -13,7 +13,7 @@ from typing import Any
 from gpuwarden.client.guard import log
 from gpuwarden.client.keras_import import keras
 from gpuwarden.tuning.argument_checks import check_whole
-from gpuwarden.tuning.device_allocator import is_device_oom, read_peak_ratio, reset_peaks
+from gpuwarden.tuning.device_allocator import add_note, is_device_oom, read_peak_ratio, reset_peaks
 from gpuwarden.tuning.gradient_registry import TemporaryTraces
 from gpuwarden.tuning.model_checks import check_model
 from gpuwarden.tuning.model_snapshot import (
@@ -64,7 +64,8 @@ def find_batch_size(
     Raises:
         MemoryError: Even `smallest` does not fit.
         TypeError or ValueError: An argument is wrong or the model is not supported.
-        Any other error of the training steps, unchanged: only an out-of-memory of the device means "does not fit".
+        Any other error of the training steps, with a note of the size that failed and the largest that fitted: only an
+            out-of-memory of the device means "does not fit".
     """
     check_model(model, "find_batch_size")
     smallest = check_whole(smallest, "smallest")
@@ -143,7 +144,13 @@ class _Trials:
     def _try_size(self, size: int) -> tuple[bool, float | None]:
         """Train some steps with a size, once; return whether it fits, and the peak as a ratio of the limit if known."""
         if size not in self._tried:
-            self._tried[size] = self._train_steps(size)
+            try:
+                self._tried[size] = self._train_steps(size)
+            except Exception as error:
+                fitted = max((each for each, (fits, _) in self._tried.items() if fits), default=None)
+                known = f"the largest that fitted is {fitted}" if fitted else "no size has fitted before it"
+                add_note(error, f"find_batch_size: error with a batch of {size}, not an out-of-memory; {known}")
+                raise
             log.debug("tried a batch size batch_size=%d fits=%s peak_ratio=%s", size, *self._tried[size])
         return self._tried[size]
 

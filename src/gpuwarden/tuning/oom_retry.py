@@ -38,6 +38,8 @@ def fit_with_oom_retry(
 ) -> Any:
     """Fit a model; after an out-of-memory of the device, restart the epoch with half the batch size.
 
+    One in validation halves only `validation_batch_size`, or the size that `validation_data` is called with.
+
         from gpuwarden.keras import GpuWarden, fit_with_oom_retry
 
         def make_dataset(batch_size):
@@ -54,7 +56,7 @@ def fit_with_oom_retry(
         tries: Largest number of fits, the first included.
         initial_epoch: As for `fit`.
         **fit_kwargs: Other arguments of `fit`. `validation_data` may be a function of the batch size too.
-            `steps_per_epoch` is meant for `batch_size`, and scaled for smaller ones.
+            `steps_per_epoch` and `validation_steps` are meant for the first sizes, and scaled for smaller ones.
 
     Returns:
         The History of all tries, each epoch once, with `batch_sizes` (the batch size of each epoch) and `oom_retries`.
@@ -101,6 +103,8 @@ class _Training:
         self._limits = limits
         self._kwargs = fit_kwargs
         self._begin = begin
+        self._validation_size = 0  # of the current try
+        self._validation_halvings = 0
         self._user = _list_callbacks(fit_kwargs.get("callbacks"))
         history = next((each for each in self._user if isinstance(each, keras.callbacks.History)), None)
         self._history = history or keras.callbacks.History()
@@ -109,27 +113,33 @@ class _Training:
 
     def fit(self) -> Any:
         """Fit until it is done; return the History of all tries."""
-        size = self._limits.batch_size
+        self._begin.size = self._limits.batch_size
         for attempt in range(1, self._limits.tries + 1):
-            self._begin.size = size
-            smaller = size // 2 if size // 2 >= self._limits.smallest else None
-            error = self._try(size, attempt, smaller)
+            error = self._try(attempt)
             if error is None:
                 break
-            assert smaller is not None  # otherwise the error was raised
             free_memory(error)
             self._restore(error)
+            name, size = self._find_failed_size()
             log.warning(
-                "out of memory, restarting the epoch with a smaller batch batch_size=%d epoch=%d new_batch_size=%d "
-                "try=%d tries=%d",
-                *(size, self._begin.epoch, smaller, attempt + 1, self._limits.tries),
+                "out of memory, restarting the epoch with a smaller batch %s=%d epoch=%d new_%s=%d try=%d tries=%d",
+                *(name, size, self._begin.epoch, name, size // 2, attempt + 1, self._limits.tries),
             )
             report_oom_retry()
-            size = smaller
+            self._validation_halvings += 1
+            if not self._begin.validating:
+                self._begin.size //= 2
         self._history.batch_sizes, self._history.oom_retries = self._begin.sizes, attempt - 1
         return self._history
 
-    def _try(self, size: int, attempt: int, smaller: int | None) -> Exception | None:
+    def _find_failed_size(self) -> tuple[str, int]:
+        """Return name and value of the batch size in which the last try ran out of memory."""
+        if self._begin.validating:
+            return "validation_batch_size", self._validation_size
+        return "batch_size", self._begin.size
+
+    def _try(self, attempt: int) -> Exception | None:
+        size = self._begin.size
         data = _make_data(self._make_dataset(size), size)
         kwargs = self._make_arguments(size, self._limits.batch_size if "batch_size" in data else _KERAS_BATCH_SIZE)
         try:
@@ -138,7 +148,7 @@ class _Training:
         except Exception as error:
             if not is_device_oom(error, [keras.backend.backend()]):
                 raise
-            if why := self._explain_hopeless(size, attempt, smaller):
+            if why := self._explain_hopeless(attempt):
                 add_note(error, f"fit_with_oom_retry: {why}")
                 raise
             return error
@@ -157,7 +167,7 @@ class _Training:
             )
             raise error from failure
 
-    def _explain_hopeless(self, size: int, attempt: int, smaller: int | None) -> str:
+    def _explain_hopeless(self, attempt: int) -> str:
         """Return the reason why no further try is made; empty if there is one."""
         if self._begin.ended:
             return (
@@ -172,28 +182,27 @@ class _Training:
                 "out of memory in validation, whose data have their own batch size: pass validation_data as a function "
                 "of the batch size"
             )
-        if smaller is None:
-            return f"out of memory with batch size {size}, the smallest allowed"
+        name, size = self._find_failed_size()
+        if size // 2 < (1 if self._begin.validating else self._limits.smallest):
+            return f"out of memory with {name.replace('_', ' ')} {size}, the smallest allowed"
         if attempt == self._limits.tries:
-            return f"out of memory with batch size {size} in the last of {attempt} tries"
+            return f"out of memory with {name.replace('_', ' ')} {size} in the last of {attempt} tries"
         return ""
 
     def _make_arguments(self, size: int, default: int) -> dict[str, Any]:
         """Return fit's arguments for a batch size; `default` is Keras's batch size for validation on arrays."""
         kwargs = {name: value for name, value in self._kwargs.items() if name != "callbacks"}
-        if callable(validation := kwargs.get("validation_data")):
-            kwargs["validation_data"] = validation(size)
-            self._scale_steps(kwargs, "validation_steps", size)
-        elif not _has_own_batches(validation) and size < self._limits.batch_size:
-            given = kwargs.get("validation_batch_size") or default
-            kwargs["validation_batch_size"] = max(given * size // self._limits.batch_size, 1)
-            self._scale_steps(kwargs, "validation_steps", size)
-        self._scale_steps(kwargs, "steps_per_epoch", size)
+        validation = kwargs.get("validation_data")
+        first = self._limits.batch_size if callable(validation) else kwargs.get("validation_batch_size") or default
+        self._validation_size = max(first >> self._validation_halvings, 1)
+        if callable(validation):
+            kwargs["validation_data"] = validation(self._validation_size)
+        elif self._validation_halvings and not _has_own_batches(validation):
+            kwargs["validation_batch_size"] = self._validation_size
+        if not _has_own_batches(validation):
+            _scale_steps(kwargs, "validation_steps", first, self._validation_size)
+        _scale_steps(kwargs, "steps_per_epoch", self._limits.batch_size, size)
         return kwargs
-
-    def _scale_steps(self, kwargs: dict[str, Any], steps: str, size: int) -> None:
-        if (given := kwargs.get(steps)) is not None:
-            kwargs[steps] = math.ceil(given * self._limits.batch_size / size)
 
 
 class _EpochBegin(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -250,6 +259,11 @@ def _hide_train_begin(user: Sequence[Any], history: Any) -> Iterator[None]:
                 vars(each).pop("on_train_begin", None)
             else:
                 each.on_train_begin = own
+
+
+def _scale_steps(kwargs: dict[str, Any], steps: str, first: int, size: int) -> None:
+    if (given := kwargs.get(steps)) is not None:
+        kwargs[steps] = math.ceil(given * first / size)
 
 
 def _nothing(logs: Any = None) -> None:

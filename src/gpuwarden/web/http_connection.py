@@ -175,6 +175,9 @@ class HttpConnection:
                 is_last = True
             else:
                 self._http.next_event()  # EndOfMessage
+            self._set_deadline(
+                self._pool.keep_alive
+            )  # who guesses passwords waits long, and does not come back for more
             response = await self._router.respond(request)
         except h11.RemoteProtocolError as error:
             is_last = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import http.client
+import itertools
 import json
 import ssl
 import subprocess
@@ -184,6 +185,37 @@ def test_guesses_from_one_address_do_not_delay_others(monkeypatch: pytest.Monkey
     assert asyncio.run(log_in()) == [False] * 20 + [True]
     assert len(checked) == 21
     assert checked[1] == b"right"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::ffff:127.9.9.9", "192.0.2.1"])
+def test_guesses_do_not_delay_a_login_from_the_same_machine(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Two hundred clients that guess without end, each from an address of its own, wait for the newest login."""
+    checked: list[bytes] = []
+
+    def check(password: bytes, _stored: bytes) -> bool:
+        checked.append(password)
+        return password == b"right"
+
+    async def guess(auth: BasicAuth, number: int) -> None:
+        for each in itertools.count():
+            await auth.allow(login("prometheus", f"{number}-{each}"), {"prometheus": "hash"}, f"127.0.{number}.7")
+
+    async def log_in() -> list[int]:
+        auth, delays = BasicAuth(), []
+        guesses = [asyncio.create_task(guess(auth, number)) for number in range(200)]
+        for number in range(3):
+            while len(checked) < 20 * (number + 1):
+                await asyncio.sleep(0)
+            before = len(checked)
+            assert await auth.allow(login("prometheus", "right"), {"prometheus": f"hash{number}"}, address)
+            delays.append(checked.index(b"right", before) - before)
+        for each in guesses:
+            each.cancel()
+        await asyncio.gather(*guesses, return_exceptions=True)
+        return delays
+
+    monkeypatch.setattr(bcrypt, "checkpw", check)
+    assert max(asyncio.run(log_in())) <= 2  # the one being checked, and one that was next
 
 
 def test_reload(loop: Loop, file: Path, caplog: pytest.LogCaptureFixture) -> None:

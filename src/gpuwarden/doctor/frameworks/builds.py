@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gpuwarden.doctor.frameworks.cuda_versions import LIBRARIES, Version, parse_version
+from gpuwarden.doctor.frameworks.cuda_versions import LIBRARIES, Version, parse_cudnn, parse_version
 from gpuwarden.doctor.frameworks.elf import DynamicSection, read_dynamic_section
 from gpuwarden.doctor.frameworks.environment import Environment, InterpreterError, run_python
 from gpuwarden.doctor.frameworks.requirements import list_requirements
@@ -274,5 +274,5 @@ def _read_jax_versions(environment: Environment, plugin: Path, context: Context)
         cuda, cudnn = json.loads(answer)
     except (InterpreterError, ValueError):
         return (), ()
-    # 12090 is 12.9, 90800 is 9.8.0.
-    return (cuda // 1000, cuda % 1000 // 10), (cudnn // 10000, cudnn % 10000 // 100, cudnn % 100)
+    # 12090 is 12.9.
+    return (cuda // 1000, cuda % 1000 // 10), parse_cudnn(cudnn)

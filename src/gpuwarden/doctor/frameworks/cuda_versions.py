@@ -48,6 +48,12 @@ def parse_version(text: str) -> Version:
     return () if numbers is None else tuple(map(int, numbers[0].split(".")))
 
 
+def parse_cudnn(number: int) -> Version:
+    """Return the version of cudnnGetVersion(): 90300 is 9.3.0, and 8907 is 8.9.7."""
+    major, rest = divmod(number, 10000 if number >= 90000 else 1000)  # noqa: PLR2004 - version 9 changed the form
+    return (major, rest // 100, rest % 100)
+
+
 def format_version(version: Version) -> str:
     """Return a version as text."""
     return ".".join(map(str, version))

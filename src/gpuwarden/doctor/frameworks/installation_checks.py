@@ -7,6 +7,7 @@ from contextlib import suppress
 from importlib.metadata import Distribution
 from pathlib import Path
 
+from packaging.tags import Tag, parse_tag
 from packaging.utils import canonicalize_name
 
 from gpuwarden.doctor.frameworks.builds import FRAMEWORKS, KnownFramework
@@ -14,7 +15,7 @@ from gpuwarden.doctor.frameworks.environment import Environment, InterpreterErro
 from gpuwarden.doctor.frameworks.requirements import list_requirements
 from gpuwarden.doctor.model import CheckResult, Context, check, failed, passed, skipped, warned
 
-MAX_SHADOWS = 5  # named in one result
+MAX_NAMED = 5  # in one result
 
 
 @check("python.environment", "The interpreter of the environment runs.")
@@ -121,20 +122,61 @@ def _find_shadows(environment: Environment) -> CheckResult:
     if environment.folder is None:
         return passed("Python does not search the working folder for modules.")
     needed = environment.stdlib | {"keras", "numpy", "jaxlib"} | {each.module for each in FRAMEWORKS}
-    for framework in FRAMEWORKS:
-        for distribution in _list_family(framework, environment):
-            needed |= {each.name.replace("-", "_") for each in list_requirements(environment, distribution)}
+    needed |= {name.replace("-", "_") for name in _list_needed(environment)}
     entries = {each.name.partition(".")[0] for each in environment.folder.iterdir()}
     found = [path for each in sorted(needed & entries) if (path := environment.find_shadow(each)) is not None]
     hiding = [path for path in found if environment.find(path.stem if path.stem != "__init__" else path.parent.name)]
     if not hiding:
         return passed(f"No file in {environment.folder} hides a module.")
-    listed = ", ".join(map(str, hiding[:MAX_SHADOWS]))
-    return warned(
+    listed = ", ".join(map(str, hiding[:MAX_NAMED]))
+    return failed(
         f"Modules are hidden by files in the working folder: {listed}.",
         "A program started there imports these files in place of the modules of that name.",
         fix="Rename them.",
     )
 
 
-ENVIRONMENT_CHECKS = (_check_environment, _check_shadows)
+@check("python.wheels", "The frameworks and what they require are built for the Python of the interpreter.")
+def _check_wheels(context: Context) -> Iterator[CheckResult]:
+    with suppress(InterpreterError):  # python.environment has it
+        yield _find_foreign_wheels(read_environment(context))
+
+
+def _find_foreign_wheels(environment: Environment) -> CheckResult:
+    named = filter(None, map(environment.distribution, sorted(set(_list_needed(environment)))))
+    foreign = {each: built for each in named if (built := _read_other_python(each, environment))}
+    if not foreign:
+        return passed(f"No package is built for another Python than {environment.version}.")
+    listed = ", ".join(f"{_describe(each)} for {built}" for each, built in [*foreign.items()][:MAX_NAMED])
+    return failed(
+        f"The interpreter is Python {environment.version}, but packages are built for another one: {listed}.",
+        "Python does not load their compiled modules, so importing them fails.",
+        fix=environment.pip("install", "--force-reinstall", *(f"{each.name}=={each.version}" for each in foreign)),
+    )
+
+
+def _read_other_python(distribution: Distribution, environment: Environment) -> str:
+    """Return the Python that a wheel was built for, as `cp312`; empty if it fits, or is no wheel."""
+    lines = (distribution.read_text("WHEEL") or "").splitlines()
+    tags = [tag for line in lines if line.startswith("Tag:") for tag in parse_tag(line[4:].strip())]
+    minor = int(environment.version.split(".")[1])
+    return "" if not tags or any(_fits(tag, minor) for tag in tags) else tags[0].interpreter
+
+
+def _fits(tag: Tag, minor: int) -> bool:
+    """Return whether Python 3.`minor` loads a wheel's modules, by PEP 425; its machine aside."""
+    kind, major, number = tag.interpreter[:2], tag.interpreter[2:3], tag.interpreter[3:]
+    if major != "3" or not number.isdecimal():
+        return major == "3"
+    return int(number) == minor or (int(number) < minor and (kind == "py" or tag.abi == "abi3"))
+
+
+def _list_needed(environment: Environment) -> Iterator[str]:
+    """Yield the canonical names of the installed frameworks' distributions, and of what these require."""
+    for framework in FRAMEWORKS:
+        for distribution in _list_family(framework, environment):
+            yield canonicalize_name(distribution.name)
+            yield from (canonicalize_name(each.name) for each in list_requirements(environment, distribution))
+
+
+ENVIRONMENT_CHECKS = (_check_environment, _check_wheels, _check_shadows)

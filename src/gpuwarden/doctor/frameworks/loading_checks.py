@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from gpuwarden.doctor.frameworks.builds import InstalledBuild
-from gpuwarden.doctor.frameworks.cuda_versions import Version, format_version, parse_version
-from gpuwarden.doctor.frameworks.environment import Environment
+from gpuwarden.doctor.frameworks.cuda_versions import Version, format_version, parse_cudnn, parse_version
+from gpuwarden.doctor.frameworks.environment import InterpreterError, run_python
 from gpuwarden.doctor.frameworks.shared_libraries import LD_LIBRARY_PATH, FoundLibrary, LibrarySearch
 from gpuwarden.doctor.model import CheckResult, failed, flagged, passed, skipped, warned
 
-_SHOWN = {"libcudnn": "cudnn", "libcudart": "cuda-runtime"}  # NVIDIA's packages of the libraries whose file is named
+_SHOWN = {"libcudnn": "cudnn", "libcudart": "cuda_runtime"}  # NVIDIA's packages of the libraries whose file is named
+_CUDNN_PROGRAM = """import sys
+sys.path[:] = filter(None, sys.path)
+import ctypes
+print(ctypes.CDLL(sys.argv[1]).cudnnGetVersion())"""
 _FILE_VERSION = re.compile(r"\.so\.(\d+\.\d+[\d.]*)$")
 
 
@@ -27,11 +29,20 @@ def check_libraries(installed: InstalledBuild) -> CheckResult:
     if missing := [each for each, file in found.items() if file is None]:
         return _describe_missing(installed, missing)
     shown = {each: file for each, file in found.items() if file is not None and each.partition(".")[0] in _SHOWN}
-    texts = [_describe(each, file, installed.environment) for each, file in shown.items()]
+    versions = {each: _find_version(file, each, installed) for each, file in shown.items()}
+    texts = [_describe(each, file, versions[each]) for each, file in shown.items()]
     text = f"{installed.title} would load {', '.join(texts)}"
     for soname, file in shown.items():
-        version = find_version(file.path, soname, installed.environment)
-        if soname.startswith("libcudnn") and version and not _is_cudnn_accepted(version, build.min_cudnn):
+        version = versions[soname]
+        if not soname.startswith("libcudnn"):
+            continue
+        if not version and file.by == LD_LIBRARY_PATH:
+            return failed(
+                f"{installed.title} would load {file.path}, which does not load or is no cuDNN.",
+                "LD_LIBRARY_PATH puts it before the cuDNN that was installed for it.",
+                fix=_leave_out([file.path]),
+            )
+        if version and not _is_cudnn_accepted(version, build.min_cudnn):
             return _describe_cudnn(installed, file, version)
     replaced = {
         each: other
@@ -50,19 +61,25 @@ def check_libraries(installed: InstalledBuild) -> CheckResult:
     return passed(f"{text}.")
 
 
-def find_version(path: Path, soname: str, environment: Environment) -> Version:
-    """Return the version of a library's file, from its package or its file name; empty if unknown."""
-    package, folder = _SHOWN.get(soname.partition(".")[0]), path.parent.resolve()
-    for name, (distribution, *_) in environment.distributions.items() if package else ():
-        is_its_package = re.fullmatch(rf"nvidia-{package}(-cu\d+)?", canonicalize_name(name))
-        if is_its_package and folder.is_relative_to(Path(str(distribution.locate_file("nvidia"))).resolve()):
-            return parse_version(distribution.version)
-    match = _FILE_VERSION.search(path.resolve().name)
-    return () if match is None else parse_version(match[1])
+def _find_version(file: FoundLibrary, soname: str, installed: InstalledBuild) -> Version:
+    """Return the version of a library, by its package in any environment, its file name or itself; empty if unknown."""
+    path, package = file.path.resolve(), _SHOWN[soname.partition(".")[0]]
+    for site in (folder.parent for folder in path.parents if folder.name == "nvidia"):
+        for each in site.glob(f"nvidia_{package}*.dist-info"):
+            if match := re.fullmatch(rf"nvidia_{package}(?:_cu\d+)?-([\d.]+)\.dist-info", each.name):
+                return parse_version(match[1])
+    if match := _FILE_VERSION.search(path.name):
+        return parse_version(match[1])
+    if file.by != LD_LIBRARY_PATH or not soname.startswith("libcudnn"):
+        return ()
+    try:
+        answer = run_python(installed.environment.python, _CUDNN_PROGRAM, str(path), environ=installed.context.environ)
+        return parse_cudnn(int(answer))
+    except (InterpreterError, ValueError):
+        return ()
 
 
-def _describe(soname: str, file: FoundLibrary, environment: Environment) -> str:
-    version = find_version(file.path, soname, environment)
+def _describe(soname: str, file: FoundLibrary, version: Version) -> str:
     title = f"{soname} ({format_version(version)})" if version else soname
     return f"{title} from {file.path.parent.resolve()}"
 

@@ -124,6 +124,9 @@ def _check_count(context: Context) -> Iterator[CheckResult]:
     snapshot = context.survey()
     listed = 0 if snapshot.fault == GPUS_HIDDEN else snapshot.enumerated
     kernel = len(list_kernel_gpus(context.root))
+    nodes = list_gpu_nodes(context) if find_container(context) else []
+    passed_on = sum(_open_error(path) != errno.EPERM for path in nodes)
+    holder = "this container" if passed_on else "the kernel module"
     on_bus = sum(gpu.vendor == "NVIDIA" and gpu.driver == "nvidia" for gpu in list_pci_gpus(context))
     if listed is None:
         yield skipped("NVML does not answer")
@@ -133,16 +136,19 @@ def _check_count(context: Context) -> Iterator[CheckResult]:
             "A GPU that does not start is missing in every program.",
             "sudo dmesg | grep -i nvrm has the reason; power the machine off and on, reseat the board",
         )
-    elif listed < kernel and not (listed and find_container(context)):
+    elif listed < (expected := passed_on or kernel):
         yield flagged(
             "warn" if listed else "fail",
-            f"NVML lists {listed} of the {kernel} GPUs that the kernel module has.",
+            f"NVML lists {listed} of the {expected} GPUs that {holder} has.",
             "The others are hidden from this user: by a cgroup, by permissions, or they do not start.",
             "Check device.nodes; in a job or a container, ask for more GPUs",
         )
+    elif listed < kernel:
+        yield skipped(
+            f"{_count(listed, 'GPU')} of {kernel} of the host; how many the container should have is not known"
+        )
     else:
-        more = f" of {kernel} of the host" if listed < kernel else ""
-        yield passed(f"{_count(listed, 'GPU')}{more}")
+        yield passed(_count(listed, "GPU"))
 
 
 @check("device.visible", "GPUs that CUDA_VISIBLE_DEVICES leaves, and whether CUDA numbers them as nvidia-smi.")

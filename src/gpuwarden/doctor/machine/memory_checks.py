@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from gpuwarden.doctor.machine.gpu_findings import GpuFinding, answering_gpus, merge
+from gpuwarden.doctor.machine.gpu_findings import GpuFinding, answering_gpus, gpu_names, merge
 from gpuwarden.doctor.machine.machine_files import find_container, is_wsl
 from gpuwarden.doctor.model import CheckResult, Context, check, passed, skipped, warned
 from gpuwarden.formatting import format_bytes
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
+from gpuwarden.gpu.unlisted_memory import MAX_UNLISTED_BYTES, unlisted_memory
 from gpuwarden.host import procfs
 from gpuwarden.host.cgroup_limits import CgroupReader
 from gpuwarden.host.host_reader import try_read_host_memory
@@ -20,7 +21,6 @@ from gpuwarden.owners.processes import ProcessIdentifier, ProcessIdentity
 from gpuwarden.owners.users import UserNames
 
 MAX_HELD_RATIO = 0.1  # of a GPU's memory: a desktop, or contexts without work, hold less
-MAX_UNLISTED_BYTES = 1 << 30  # beyond contexts of the driver itself
 MIN_HOST_RATIO = 0.1
 MAX_NAMED = 3
 STUCK_SECONDS = 0.5  # in which a process that waits for a disk goes on
@@ -120,27 +120,33 @@ def _check_processes(context: Context) -> Iterator[CheckResult]:
 
 @check("memory.unlisted", "The listed processes explain the memory in use.")
 def _check_unlisted(context: Context) -> Iterator[CheckResult]:
-    gpus = [gpu for gpu in answering_gpus(context) if "compute" in gpu.process_lists]
-    if is_wsl(context) or any(process.memory is None for gpu in gpus for process in gpu.processes):
-        yield skipped("the driver does not report the memory of processes here")
+    gpus = answering_gpus(context)
+    if is_wsl(context):
+        yield skipped("WSL2 does not report the memory of processes")
         return
-    findings = []
-    for gpu in gpus:
-        used = gpu.value(GpuReadings.memory_used_bytes) or 0.0
-        rest = used - sum(process.memory or 0 for process in gpu.processes)
-        if rest > MAX_UNLISTED_BYTES and not gpu.mig and not gpu.value(GpuReadings.memory_unified):
-            container = find_container(context)
-            findings.append(
-                GpuFinding(
-                    gpu,
-                    "warn",
-                    f"{format_bytes(rest)} is held by processes that the driver does not list"
-                    + (f" in {container.name}" if container else ""),
-                    "This memory is missing to a new run, and no list shows who has it.",
-                    "sudo fuser -v /dev/nvidia* on the host lists the processes; end them, or reset the GPU",
-                )
-            )
-    yield merge(findings, "the listed processes explain the memory in use", gpus)
+    unlisted = [(gpu, unlisted_memory(gpu)) for gpu in gpus]
+    container = find_container(context)
+    findings = [
+        GpuFinding(
+            gpu,
+            "warn",
+            f"{format_bytes(held)} is held by processes that the driver does not list"
+            + (f" in {container.name}" if container else ""),
+            "This memory is missing to a new run, and no list shows who has it.",
+            "sudo fuser -v /dev/nvidia* on the host lists the processes; end them, or reset the GPU",
+        )
+        for gpu, held in unlisted
+        if not isinstance(held, str) and held > MAX_UNLISTED_BYTES
+    ]
+    unknown: dict[str, list[Gpu]] = {}
+    for gpu, why in unlisted:
+        if isinstance(why, str):
+            unknown.setdefault(why, []).append(gpu)
+    limits = [f"unknown on {gpu_names(members, gpus)}: {why}" for why, members in unknown.items()]
+    if gpus and all(isinstance(held, str) for _, held in unlisted):
+        yield skipped("; ".join(limits))
+    else:
+        yield merge(findings, "; ".join(["the listed processes explain the memory in use", *limits]), gpus)
 
 
 @check("memory.host", "The host, and the limit of this container or job, have memory left.")

@@ -12,9 +12,9 @@ from gpuwarden.doctor.machine.machine_files import read_text
 from gpuwarden.doctor.model import CheckResult, Context, check, passed, warned
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.owners.processes import MPS_COMM
 from gpuwarden.owners.users import UserNames
 
-_MPS_COMM = "nvidia-cuda-mps"  # of control daemon and server: the kernel keeps 15 characters
 _MPS_LIMITS = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 
 
@@ -107,7 +107,7 @@ def _check_mps(context: Context) -> Iterator[CheckResult]:
 def _mps_processes(proc: Path) -> dict[int, int]:
     found: dict[int, int] = {}
     for folder in proc.iterdir() if proc.is_dir() else ():
-        if folder.name.isdecimal() and (read_text(folder / "comm") or "").strip() == _MPS_COMM:
+        if folder.name.isdecimal() and (read_text(folder / "comm") or "").strip() == MPS_COMM:
             found[int(folder.name)] = folder.stat().st_uid
     return found
 
