@@ -139,18 +139,19 @@ SUBJECTS = {"run": "$labels.run_name", "gpu": "$labels.gpu", "box": "$labels.ins
 
 
 def test_alert_has_summary_and_links() -> None:
-    """Each alert has a severity, a summary with its subject, and links to pages of its daemon."""
+    """Each alert has a severity, a summary with its subject, and links to pages of its daemon, unless that is down."""
     wrong = [
         name
         for name, alert in shipped_alerts().items()
-        for texts in [alert["annotations"]]
+        for texts in [{"runbook_url": "", "dashboard_url": "", **alert["annotations"]}]
         if alert["labels"]["severity"] not in {"critical", "warning", "info"}
         or SUBJECTS[conditions.ALERTS[name].subject] not in texts["summary"]
         or texts["summary"].endswith(".")
         or texts["runbook_url"] != f"{{{{ with $labels.instance }}}}http://{{{{ . }}}}/alerts/{name}{{{{ end }}}}"
         or not texts["dashboard_url"].startswith("{{ with $labels.instance }}http://{{ . }}")
     ]
-    assert wrong == []
+    assert wrong == ["GpuwardenDown"]
+    assert {"runbook_url", "dashboard_url"}.isdisjoint(shipped_alerts()["GpuwardenDown"]["annotations"])
 
 
 XID_ALERTS: dict[str, Severity] = {"GpuXidCritical": "critical", "GpuXidWarning": "warning"}

@@ -84,11 +84,15 @@ def test_killed_demo_leaves_no_program(tmp_path: Path) -> None:
 
 
 def test_story_has_a_line_for_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start, quarters of the memory, leak, pressure, alerts and diagnosis have one line each; no news has none."""
+    """Start, quarters of the memory, leak, pressure, alerts and diagnosis have one line each; no news has none.
+
+    At the end the forecast stands next to what happened.
+    """
     run: dict[str, Any] = {"name": story.RUN_NAME, "run_id": "4-2", "up": True, "devices": [{}]}
     alert = {"state": "firing", "labels": {"alertname": "RunNearOutOfMemory", "run_id": "4-2"}}
     alerts: list[Any] = []
-    answers: dict[int, Any] = {8: {"runs": [{"name": "other", "up": True}, run]}, 9: {"data": {"alerts": alerts}}}
+    runs = [{"name": "other", "up": True}, run]
+    answers: dict[int, Any] = {8: {"runs": runs, "polled_timestamp_seconds": 100.0}, 9: {"data": {"alerts": alerts}}}
     record = {"events": [{"kind": "retry"}, {"kind": "phase"}, {"kind": "retry"}]}
 
     def fetch(listen: Address, path: str, _timeout: float) -> Any:
@@ -110,12 +114,17 @@ def test_story_has_a_line_for_each_event(monkeypatch: pytest.MonkeyPatch) -> Non
     assert lines() == ["ALERT RunNearOutOfMemory is firing"]
     run |= {
         "up": False,
+        "ended_timestamp_seconds": 131.0,
         "outcome": "out_of_memory",
         "diagnosis": {"name": "leak", "evidence": "It grew.", "next_step": "Fix it."},
     }
     said = "\n".join(lines())
     assert all(
-        each in said for each in ("OUT OF MEMORY, cause: leak", "It grew.", "Fix it.", "gpuwarden runs show 4-2")
+        each in said
+        for each in (
+            *("OUT OF MEMORY, cause: leak", "the first forecast was 27s, and it took 31s"),
+            *("It grew.", "Fix it.", "gpuwarden runs show 4-2"),
+        )
     )
     assert reader.outcomes == ["out_of_memory"]
     assert lines() == []

@@ -136,8 +136,8 @@ PAGES = {
     "out-of-memory": run_page(ended=True),
     "unknown-run": unknown_run,
     "incident": incident,
-    "alert": document(lambda: serve_alert_page("/alerts/GpuDown").body),
-    "alerts": document(lambda: serve_alert_page("/alerts").body),
+    "alert": document(lambda: serve_alert_page("/alerts/GpuDown", None).body),
+    "alerts": document(lambda: serve_alert_page("/alerts", None).body),
 }
 
 

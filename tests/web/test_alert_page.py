@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from urllib.parse import urljoin
@@ -14,7 +15,12 @@ from browser import chromium
 from gpuwarden.alerts.markdown import render_html
 from gpuwarden.health.conditions import ALERTS, CONDITIONS
 from gpuwarden.health.model import Condition
+from gpuwarden.pressure.levels import Pressure, RunPressure
+from gpuwarden.state import State
+from gpuwarden.web import alert_page
 from gpuwarden.web.alert_page import serve_alert_page
+from snapshots import GIB, detect, gpu, snapshot
+from tests.web.api.test_state_api import a_run
 
 
 def _text(body: bytes) -> str:
@@ -24,7 +30,7 @@ def _text(body: bytes) -> str:
 @check_all(CONDITIONS)
 def test_page_has_what_the_docs_have(condition: Condition) -> None:
     """A page has meaning, diagnosis, action and false positives, its links lead to pages, and nothing is loaded."""
-    page = serve_alert_page(f"/alerts/{condition.name}")
+    page = serve_alert_page(f"/alerts/{condition.name}", None)
     text, html = _text(page.body), page.body.decode()
     assert page.status == 200
     assert f"{condition.severity.capitalize()}: {condition.title.partition('%')[0]}" in text
@@ -40,13 +46,28 @@ def test_page_has_what_the_docs_have(condition: Condition) -> None:
     assert page.headers["content-security-policy"].startswith("default-src 'none'; style-src 'unsafe-inline'")
 
 
+def test_page_names_who_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page lists the runs and GPUs that have the alert at the last poll, with links to them; or that none has."""
+    run = a_run(left=GIB)
+    run = replace(run, hello=replace(run.hello, name="<b>"))
+    pressure = Pressure({("GPU-0", "memory"): "critical"}, {("7-1", "GPU-0"): RunPressure("critical", GIB, 19 * GIB)})
+    seen = detect(State(source="nvml", poll_interval=1.0, snapshot=snapshot(gpu(0)), runs=(run,), pressure=pressure))
+    page = serve_alert_page("/alerts/RunMemoryPressureCritical", seen).body.decode()
+    assert '<a href="../run/7-1">Run <bdi>&lt;b&gt;</bdi></a>: almost out of memory' in page
+    assert '<a href="../#gpu-0">GPU 0</a>' in serve_alert_page("/alerts/GpuMemoryPressureCritical", seen).body.decode()
+    assert "Nothing on this host has it." in _text(serve_alert_page("/alerts/RunStalled", seen).body)
+    assert "Nothing on this host" not in _text(serve_alert_page("/alerts/GpuwardenDown", seen).body)  # Prometheus's
+    monkeypatch.setattr(alert_page, "MAX_HOLDERS", 0)
+    assert "and 1 more" in _text(serve_alert_page("/alerts/GpuMemoryPressureCritical", seen).body)
+
+
 @pytest.mark.parametrize(
     ("path", "status", "unknown"),
     [("/alerts", 200, ""), ("/alerts/", 200, ""), ("/alerts/<b>Gone", 404, "<b>Gone"), ("/alerts//", 404, "/")],
 )
 def test_list_has_all_alerts(path: str, status: int, unknown: str) -> None:
     """The list links to each page from each of its addresses; an unknown name gets it with status 404, escaped."""
-    page = serve_alert_page(path)
+    page = serve_alert_page(path, None)
     assert page.status == status
     links = re.findall(r'href="([^"]+)"', page.body.decode())
     assert {urljoin(path, each) for each in links} >= {f"/alerts/{each}" for each in ALERTS}
@@ -64,7 +85,7 @@ def test_markdown_is_escaped() -> None:
 def test_list_fits_a_phone(tmp_path: Path) -> None:
     """No severity is broken, and nothing needs to be scrolled to the side."""
     page = tmp_path / "alerts.html"
-    page.write_bytes(serve_alert_page("/alerts").body)
+    page.write_bytes(serve_alert_page("/alerts", None).body)
     with chromium(tmp_path) as browser:
         tab = browser.open_tab(360)
         tab.open(page.as_uri())

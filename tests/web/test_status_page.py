@@ -99,7 +99,7 @@ def test_healthy_host_is_ok(page: StagedPages, tab: Tab) -> None:
 
 
 def test_problems_come_first_with_their_values(page: StagedPages, tab: Tab) -> None:
-    """GPUs with a problem have large tiles with the values, worst first; all problems link to their card."""
+    """The worst problem is the first sentence; GPUs with one have large tiles; all problems link to their card."""
     hot = replace(
         gpu(2),
         readings={
@@ -114,8 +114,8 @@ def test_problems_come_first_with_their_values(page: StagedPages, tab: Tab) -> N
     )
     page.show(tab, poll_state(gpu(0), gpu(1), hot, runs=(run,), pressure=pressure))
     assert summary(tab) == [
-        "✖ 2 critical, 1 warning",
-        "GPU 0, critical, run unet, critical, GPU 2, warning",
+        "✖ Run unet, critical: almost out of memory: 1.00 GiB left (5 %)",
+        "Also 1 critical, 1 warning: GPU 0, critical, GPU 2, warning",
     ]
     assert texts(tab, ".tile .id") == ["✖ GPU 0, critical:", "▲ GPU 2, warning:", "GPU 1, OK:"]
     assert texts(tab, ".tile.large .troubles") == [
@@ -123,8 +123,8 @@ def test_problems_come_first_with_their_values(page: StagedPages, tab: Tab) -> N
         "▲ warning: Hot: 87 °C, 2 °C below its throttle point",
     ]
     assert tab.evaluate("[...document.querySelectorAll('#banner a')].map(e => e.hash)") == [
-        "#gpu-0",
         "#run-7-1",
+        "#gpu-0",
         "#gpu-2",
     ]
     open_card(tab, "gpu-0")
@@ -138,7 +138,7 @@ def test_problems_come_first_with_their_values(page: StagedPages, tab: Tab) -> N
     )
     open_card(tab, "gpu-1")
     assert tab.evaluate("document.querySelectorAll('#gpu-1 .fact:is(.warning, .critical)').length") == 0
-    assert tab.text("#announcement") == "2 critical, 1 warning; GPU 0 critical; run unet critical; GPU 2 warning"
+    assert tab.text("#announcement") == "2 critical, 1 warning; run unet critical; GPU 0 critical; GPU 2 warning"
 
 
 def test_simulation_is_marked(page: StagedPages, tab: Tab) -> None:
@@ -344,7 +344,7 @@ def test_ended_runs_have_their_outcome(page: StagedPages, tab: Tab) -> None:
     killed = a_run(8, **gone, ending=Ending("out_of_memory", 'last message: <b "', 1.0, settled=True))
     well = a_run(9, **gone, ending=Ending("finished", "exit status 0", 1.0, settled=True))
     shown = page.show(tab, poll_state(runs=(killed, well, a_run(left=60 * GIB))))
-    assert "▲ run unet, warning: out of memory 0s ago" in summary(tab)
+    assert summary(tab)[0] == "▲ Run unet, warning: out of memory 0s ago"
     assert "out of memory at " in tab.text("#run-8-1")
     assert 'last message: <b "' in tab.text("#run-8-1")
     assert "▲" in tab.text("#run-8-1")
@@ -439,7 +439,7 @@ def test_keyboard_and_names_for_screen_readers(page: StagedPages, tab: Tab) -> N
     usable = tab.evaluate("[...document.querySelectorAll('a, summary')].filter(e => e.checkVisibility()).length")
     assert len({*visited}) >= usable * 0.9
     assert "skip" in visited[0]
-    tab.evaluate("document.querySelector('#banner a').focus()")
+    tab.evaluate("document.querySelector('#banner a[href=\"#gpu-0\"]').focus()")
     tab.press("Enter", 13)
     tab.wait_until("document.activeElement.id === 'gpu-0' || location.hash === '#gpu-0'")
     assert tab.evaluate("[...document.querySelectorAll('[aria-live], [role=status]')].map(e => e.id)") == [
@@ -493,7 +493,10 @@ def test_incidents_have_their_finding_and_links(page: StagedPages, tab: Tab) -> 
 
 
 def test_unfit_host_says_why(page: StagedPages, tab: Tab) -> None:
-    """The banner has the answer that a scheduler gets, unless the node is fit."""
+    """The banner has the answer that a scheduler gets, unless the node is fit, or something is worse than a warning."""
     found = {"status": "unfit", "text": "GPU 0: NVLink 2 down (reset)"}
     assert "Unfit for jobs: GPU 0: NVLink 2 down (reset)." in page.show(tab, poll_state(gpu(0)), fitness=found)
     assert "for jobs" not in page.show(tab, poll_state(gpu(0)), fitness={"status": "fit", "text": "1 GPU, 26 checks"})
+    warned = {"status": "warning", "text": "GPU 1: throttled"}
+    assert "Fit for jobs, with a warning: GPU 1: throttled." in page.show(tab, poll_state(gpu(0)), fitness=warned)
+    assert "for jobs" not in page.show(tab, poll_state(gpu(0)), fitness=warned, condition="critical")

@@ -57,7 +57,7 @@ def test_page_follows_the_host(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) ->
         mock_nvml.lose(1)
         tab.wait_until("document.querySelector('#announcement').textContent === '1 critical; GPU 1 critical'")
         unfit = "Unfit for jobs: GPU 1: not responding: GPU is lost (reboot)."
-        assert summary(tab) == ["✖ 1 critical", "GPU 1, critical", unfit]
+        assert summary(tab) == ["✖ GPU 1, critical: not responding: GPU is lost", unfit]
         assert texts(tab, ".tile.large .troubles") == ["✖ critical: Not responding: GPU is lost"]
         assert tab.evaluate("document.querySelectorAll('#gpu-1 canvas').length") == 3  # the earlier points
         mock_nvml.clear()

@@ -351,8 +351,8 @@ def test_state_of_a_run_is_in_one_line(page: StagedPages, tab: Tab) -> None:
 
 
 def test_problem_without_a_tile_is_in_the_banner(page: StagedPages, tab: Tab) -> None:
-    """A run with a problem on a healthy GPU has a line in the banner, and a mark on its tile."""
+    """A run with a problem on a healthy GPU is in the banner, and has a mark on its tile."""
     pressure = Pressure({}, {("7-1", "GPU-0"): RunPressure("critical", GIB, 19 * GIB)})
     page.show(tab, poll_state(busy(0), busy(1), runs=(a_run(left=GIB),), pressure=pressure))
-    assert summary(tab)[1].startswith("✖ run unet, critical: almost out of memory")
+    assert summary(tab)[0].startswith("✖ Run unet, critical: almost out of memory")
     assert texts(tab, ".tile .who") == ["✖ unet", "no process"]

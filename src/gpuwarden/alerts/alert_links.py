@@ -47,19 +47,20 @@ class AlertLinks:
     scheme: str = "http"
 
     def runbook(self, rule: Condition) -> str:
-        """Return the URL of an alert's runbook."""
-        return f"{self.runbook_url}/{rule.name}" if self.runbook_url else self._page(f"/alerts/{rule.name}")
+        """Return the URL of an alert's runbook; empty if it is a page that cannot be read."""
+        return f"{self.runbook_url}/{rule.name}" if self.runbook_url else self._page(rule, f"/alerts/{rule.name}")
 
     def dashboard(self, rule: Condition) -> str:
-        """Return the URL of the dashboard or page of an alert's subject."""
+        """Return the URL of the dashboard or page of an alert's subject; empty if that cannot be read."""
         if not self.dashboard_url:
-            return self._page("/") + _PAGES[rule.subject]
+            return self._page(rule, "/") + _PAGES[rule.subject]
         return f"{self.dashboard_url}/d/{_DASHBOARDS[rule.subject]}?{_dashboard_query(rule)}"
 
-    def _page(self, path: str) -> str:
+    def _page(self, rule: Condition, path: str) -> str:
+        if not rule.links_to_daemon:
+            return ""
         if self.daemon_url:
             return f"{self.daemon_url}{path}"
-        # GpuwardenDown has no instance where Prometheus has no target.
         return f"{{{{ with $labels.instance }}}}{self.scheme}://{{{{ . }}}}{path}{{{{ end }}}}"
 
 

@@ -117,11 +117,11 @@ def _inhibit_rule(inhibition: Inhibition) -> dict[str, Any]:
 def render_annotations(rule: Condition, choices: Choices) -> dict[str, str]:
     """Return the annotations of an alert: texts for people, and links."""
     values = choices.values()
+    links = {"runbook_url": choices.links.runbook(rule), "dashboard_url": choices.links.dashboard(rule)}
     return {
         "summary": fill_places(rule.summary, values),
         "description": fill_places(rule.description, values),
-        "runbook_url": choices.links.runbook(rule),
-        "dashboard_url": choices.links.dashboard(rule),
+        **{name: link for name, link in links.items() if link},
     }
 
 

@@ -159,7 +159,7 @@ class Routes:
 
     async def serve_alert_page(self, request: HttpRequest) -> HttpResponse:
         """Return the page of the alert in the path, or the list of all."""
-        return await asyncio.to_thread(_serve_alert, request.path)
+        return await asyncio.to_thread(_serve_alert, request.path, self.state)
 
     def _reader(self, request: HttpRequest) -> Reader:
         return reader(request.uid, os.geteuid(), self._config.web.show_error_text)
@@ -202,10 +202,10 @@ def _limit(request: HttpRequest, default: int) -> int | None:
     return int(wanted) if is_valid else None
 
 
-def _serve_alert(path: str) -> HttpResponse:
+def _serve_alert(path: str, state: State | None) -> HttpResponse:
     from gpuwarden.web.alert_page import serve_alert_page  # noqa: PLC0415 - saves memory where it is not read
 
-    return serve_alert_page(path)
+    return serve_alert_page(path, state)
 
 
 def _json(body: bytes) -> HttpResponse:

@@ -29,11 +29,12 @@ class Story:
 
     def new_lines(self) -> Iterator[str]:
         """Yield a line for each event since the last call. Blocks for the requests; a failed one has no events."""
-        for run in self._fetch(self._listen, STATE).parts("runs"):
+        state = self._fetch(self._listen, STATE)
+        for run in state.parts("runs"):
             if run.text("name") == RUN_NAME:
                 run_id = run.text("run_id")
                 story = self._runs.setdefault(run_id, RunStory(is_first=not self._runs))
-                yield from story.new_lines(run)
+                yield from story.new_lines(run, state.number("polled_timestamp_seconds") or 0.0)
                 if story.outcome and story.announce("its links"):
                     yield from self._closing_lines(run_id)
         if self._prometheus:
@@ -66,6 +67,7 @@ class RunStory:
         self._start = "the training started" if is_first else "the training is started again, with fit_with_oom_retry"
         self._seen: set[str] = set()
         self._quarters = 0
+        self._forecast: tuple[float, float] | None = None  # the first one: its Unix time, and the seconds ahead
         self.outcome = ""
 
     def announce(self, event: str) -> bool:
@@ -74,12 +76,12 @@ class RunStory:
         self._seen.add(event)
         return is_new
 
-    def new_lines(self, run: ApiObject) -> Iterator[str]:
-        """Yield the new events of the run, as the state has it."""
+    def new_lines(self, run: ApiObject, now: float) -> Iterator[str]:
+        """Yield the new events of the run, as the state of a Unix time has it."""
         if self.announce("start"):
             yield self._start
         for device in run.parts("devices"):
-            yield from self._memory_lines(device)
+            yield from self._memory_lines(device, now)
         outcome, diagnosis = run.text("outcome"), run.part("diagnosis")
         if not outcome or self.outcome or (outcome == "out_of_memory" and not diagnosis):
             return
@@ -88,10 +90,14 @@ class RunStory:
             yield f"the training {outcome}"
             return
         yield f"OUT OF MEMORY, cause: {diagnosis.text('name')}"
+        if self._forecast is not None:
+            at, ahead = self._forecast
+            took = (run.number("ended_timestamp_seconds") or now) - at
+            yield f"  the first forecast was {format_elapsed(ahead)}, and it took {format_elapsed(took)}"
         yield f"  evidence: {diagnosis.text('evidence')}"
         yield f"  next step: {diagnosis.text('next_step')}"
 
-    def _memory_lines(self, device: ApiObject) -> Iterator[str]:
+    def _memory_lines(self, device: ApiObject, now: float) -> Iterator[str]:
         in_use, left = device.number("memory_in_use_bytes"), device.number("headroom_bytes")
         if in_use is None or left is None or in_use + left <= 0:
             return
@@ -103,6 +109,7 @@ class RunStory:
             self._quarters = quarters
             yield room
         if ahead is not None and self.announce("leak"):
+            self._forecast = now, ahead
             yield f"leak detected: {room}"
         level = device.text("pressure")
         if level in ("warning", "critical") and self.announce(f"pressure {level}"):

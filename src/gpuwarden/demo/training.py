@@ -1,7 +1,7 @@
 """Real Keras trainings of the demo: `python -m gpuwarden.demo.training leak|retry NAME UUID`.
 
-The first leaks until its memory is nearly full, waits for the alert, then runs out of memory. The second starts with a
-batch that is too large and finishes. TensorFlow's GPU allocator (BFC) runs on the CPU; its limit stands for a GPU's.
+The first leaks steadily until its memory is full. The second starts with a batch that is too large and finishes.
+TensorFlow's GPU allocator (BFC) runs on the CPU; its limit stands for a GPU's.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 LIMIT_MIB = 512
-CLIMB_SECONDS, HOLD_SECONDS = 45.0, 30.0  # the alert fires while the leak pauses, below the limit
-FULL_RATIO = 0.97  # of the limit, at which it pauses
+LEAK_SECONDS = 75.0  # until the memory is full; forecast and alert come long before
 LARGE_BATCH, WIDTH, EXAMPLES = 16_384, 8192, 32_768  # half of that batch has more activations than there is memory
 
 # Set before TensorFlow is imported. With oneDNN an out-of-memory error in graph mode ends the process with SIGSEGV.
@@ -44,11 +43,8 @@ class LeakingCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras s
         self._began = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002 - Keras fixes the arguments
-        """Keep as much memory as is due by now; after the pause more than there is, which raises an OOM error."""
-        passed = time.monotonic() - self._began
-        due = min(FULL_RATIO, FULL_RATIO * passed / CLIMB_SECONDS)
-        if passed > CLIMB_SECONDS + HOLD_SECONDS:
-            due = 1.1
+        """Keep as much memory as is due by now; in the end more than there is, which raises an out-of-memory error."""
+        due = (time.monotonic() - self._began) / LEAK_SECONDS
         missing = int(due * (LIMIT_MIB << 20)) - tf.config.experimental.get_memory_info("CPU:0")["current"]
         if missing >= 1 << 20:
             self._kept.append(tf.Variable(tf.zeros(missing // 4)))

@@ -56,6 +56,7 @@ DAEMON_CONDITIONS = (
             configuration.""",
         false_positives="""The scrape job has another name: set `gpuwarden rules --job`. Never fires for a host that is
             missing from service discovery while others are there.""",
+        links_to_daemon=False,
     ),
     Condition(
         name="GpuwardenStale",

@@ -61,7 +61,8 @@ class Condition:
     `summary` has the place `the_run`, `the_gpu` or `on_host` of its subject; `description` is a template of
     Prometheus. The other texts are Markdown for the docs, the alert's page and messages: `fires` says how long the
     alert fires, where that differs from how long its condition holds; `meaning`, `diagnosis`, `action` and
-    `false_positives` are sections of the alert's reference.
+    `false_positives` are sections of the alert's reference. While a condition without `links_to_daemon` holds, pages
+    of the daemon cannot be read.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Condition:
     action: str
     false_positives: str
     of_instances: bool = False
+    links_to_daemon: bool = True
     joins: tuple[Subject, ...] | None = None
 
     def __post_init__(self) -> None:

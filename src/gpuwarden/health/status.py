@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -71,14 +71,21 @@ def box_status(state: State) -> BoxStatus:
         of_its_gpus = [down[uuid] for uuid in run.devices if uuid in down] if run.up else []
         runs.append((run, _worst_first([*of_subject[run.peer.run_id], *of_its_gpus])))
     box = [replace(trouble, name="the driver") for trouble in of_subject[""]]
+    recent = [
+        each for each in state.runs if each.ending and state.snapshot.time - each.ending.at < thresholds.DIED_SECONDS
+    ]
+    box += _of_runs((run for run in state.runs if run.up), of_subject)  # before all else: what they lose can be saved
     for gpu in state.snapshot.gpus:
         name, uuid = f"GPU {gpu.identity.index}", gpu.identity.uuid
         box += [replace(trouble, name=name, uuid=uuid) for trouble in of_subject[uuid]]
-    for run in state.runs:
-        if run.up or (run.ending and state.snapshot.time - run.ending.at < thresholds.DIED_SECONDS):
-            name, run_id = f"run {run.hello.name}", run.peer.run_id
-            box += [replace(trouble, name=name, run_id=run_id) for trouble in of_subject[run_id]]
+    box += _of_runs((run for run in recent if not run.up), of_subject)
     return BoxStatus(state, gpus, runs, _worst_first(box))
+
+
+def _of_runs(runs: Iterable[RunSnapshot], of_subject: Mapping[str, Collection[Trouble]]) -> Iterator[Trouble]:
+    for run in runs:
+        for trouble in of_subject.get(run.peer.run_id, ()):
+            yield replace(trouble, name=f"run {run.hello.name}", run_id=run.peer.run_id)
 
 
 def shown_text(alert: Alert, state: State) -> str:

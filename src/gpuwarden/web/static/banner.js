@@ -22,26 +22,36 @@ function subjects(state) {
   return [...found.values()];
 }
 
-// Return the banner's sentence, links to what the tiles show, and a line for each other problem.
+// Number of problems by severity, in words.
+function counts(found) {
+  const count = (wanted) => found.filter(({ level }) => level === wanted).length;
+  return [count("critical") ? `${count("critical")} critical` : null, count("warning") ? several(count("warning"), "warning") : null].filter(Boolean).join(", ");
+}
+
+// Return the banner's sentence, which is the worst problem, links to the others that the tiles show, and a line for each of the rest.
 export function summarize(state) {
   const { daemon, gpus, condition } = state;
   const bad = subjects(state);
   const onTiles = new Set(gpus.filter((gpu) => isTrouble(gpu.condition)).flatMap(({ uuid, mig = [] }) => [uuid, ...mig.map((each) => each.uuid)]));
   for (const { run_id: id, devices = [] } of state.runs) if (devices.some(({ uuid, unused }) => !unused && onTiles.has(uuid))) onTiles.add(id);
   const link = ({ name, to, level }) => [to ? h("a", { href: `#${encodeURIComponent(to)}` }, h("bdi", {}, short(name))) : name, h("span", { class: "unseen" }, `, ${word(level)}`)];
-  const shown = bad.filter(({ key }) => onTiles.has(key));
+  const [worst, ...others] = bad;
+  const shown = others.filter(({ key }) => onTiles.has(key));
   const links = shown.length ? [shown.slice(0, MAX_LINKS).map((each, place) => [place ? ", " : "", link(each)]), shown.length > MAX_LINKS ? ` and ${shown.length - MAX_LINKS} more` : ""] : null;
-  const lines = bad.filter(({ key, to }) => (to || !daemon.fault) && !onTiles.has(key)).map((each) =>
+  const list = (found) => found.filter(({ key, to }) => (to || !daemon.fault) && !onTiles.has(key)).map((each) =>
     h("li", { class: each.level, "data-key": each.key }, mark(each.level), " ", link(each), `: ${each.texts.join("; ")}`));
-  const count = (wanted) => bad.filter(({ level }) => level === wanted).length;
+  const lines = list(bad);
   const more = state.troubles_dropped ? `and ${state.troubles_dropped} more problems` : null;
   const paused = daemon.paused_until_timestamp_seconds;
   if (daemon.fault) return { condition, text: `NVIDIA driver not responding: ${plain(daemon.fault)}`, note: daemon.fault_advice, lines, bad };
   if (known(paused)) {
     return { condition, text: `Paused until ${clock(paused)}`, note: "the driver is released and no GPU is polled; resume with gpuwarden resume", lines, bad };
   }
-  const found = [["critical", count("critical")], ["warning", count("warning")]].filter(([, number]) => number);
-  if (found.length) return { condition, text: found.map(([level, number]) => (level === "warning" ? several(number, "warning") : `${number} critical`)).join(", "), note: more, links, lines, bad };
+  if (worst) {
+    const what = worst.texts.join("; ");
+    const also = others.length ? h("p", {}, `Also ${counts(others)}${links ? ": " : ""}`, links) : null;
+    return { condition, text: `${capital(worst.name)}: ${what}`, sentence: [link({ ...worst, name: capital(worst.name) }), `: ${what}`], also, note: more, lines: list(others), bad };
+  }
   if (!gpus.length) return { condition, text: "No GPU found", lines, bad };
   const left = gpus.filter(({ status }) => status !== "up").length;
   const mute = gpus.filter((gpu) => gpu.status === "up" && gpu.condition === "unknown").length;
@@ -59,12 +69,12 @@ export function banner(state, seen, old) {
       state ? h("div", { class: "was" }, h("p", {}, `At ${clock(state.polled_timestamp_seconds)}: ${sentence(seen)}`), lines) : null);
   }
   return h("section", { id: "banner", class: `banner ${seen.condition}`, "aria-labelledby": "sentence", "data-key": "banner" },
-    h("h2", { id: "sentence" }, mark(seen.condition), " ", seen.text), seen.links ? h("p", {}, seen.links) : null, seen.note ? h("p", {}, `${capital(seen.note)}.`) : null, fitness(state.fitness), lines);
+    h("h2", { id: "sentence" }, mark(seen.condition), " ", seen.sentence ?? seen.text), seen.also, seen.note ? h("p", {}, `${capital(seen.note)}.`) : null, fitness(state), lines);
 }
 
-// Sentence on the fitness of the node for jobs, unless it is fit.
-function fitness(found) {
-  const words = { warning: "Fit for jobs, with a warning", unfit: "Unfit for jobs" };
+// Sentence on the fitness of the node for jobs, unless it is fit, or something worse than its warning is wrong.
+function fitness({ fitness: found, condition }) {
+  const words = { warning: condition === "critical" ? "" : "Fit for jobs, with a warning", unfit: "Unfit for jobs" };
   return found && words[found.status] ? h("p", { "data-key": "fitness" }, `${words[found.status]}: ${found.text}.`) : null;
 }
 
@@ -74,7 +84,7 @@ const sentence = ({ text, note }) => (note ? `${text}; ${note}.` : `${text}.`);
 export function announcement(seen, old) {
   if (old) return old.text;
   const names = seen.bad.map(({ name, level }) => `${short(name)} ${word(level)}`);
-  return [seen.text, ...names.slice(0, MAX_LINES)].join("; ");
+  return [seen.sentence ? counts(seen.bad) : seen.text, ...names.slice(0, MAX_LINES)].join("; ");
 }
 
 export function head(state, incidents) {
