@@ -104,7 +104,7 @@ docs-links: ## check the external links of the docs; needs a network
 
 goldens: ## regenerate tests/goldens; review the diff
 	@tools/environment.sh test
-	$(BIN)/python -m pytest -q tests/end_to_end/test_goldens.py tests/end_to_end/test_scenarios.py --write-goldens
+	$(BIN)/python -m pytest -q tests/end_to_end/test_goldens.py tests/end_to_end/test_scenarios.py tests/records/test_record.py --write-goldens
 
 history: ## write an hour of two simulated hosts for Prometheus to build/history
 	@tools/environment.sh test

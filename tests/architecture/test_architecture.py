@@ -78,12 +78,22 @@ def test_no_private_name_leaves_its_package() -> None:
 def test_only_the_detector_evaluates_conditions() -> None:
     """A reader of conditions filters what the detector found: a second evaluation could disagree with the first."""
     readers = {found.importer.name for found in imports() if found.imported.name.startswith("gpuwarden.health")}
-    callers = {module.name for module in modules().values() if any(map(_calls_a_check, module.nodes))}
-    assert callers & readers == {"gpuwarden.health.detector"}
+    users = {module.name for module in modules().values() if _uses_a_check(module.nodes)}
+    # CHECKED are the conditions that have a check; the `check` of a problem of fitness is a name.
+    others = {"gpuwarden.health.conditions", "gpuwarden.fitness.assessor"}
+    assert users & readers == {"gpuwarden.health.detector", *others}
 
 
-def _calls_a_check(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "check"
+def _uses_a_check(nodes: list[ast.AST]) -> bool:
+    """Return whether a check is called or passed on; to ask whether there is one is no use."""
+    compared = {id(node.left) for node in nodes if isinstance(node, ast.Compare)}
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "check"
+        and id(node) not in compared
+        and not (isinstance(node.value, ast.Name | ast.Attribute) and ast.unparse(node.value).endswith("config"))
+        for node in nodes
+    )
 
 
 def test_docstrings_open_with_the_thing_or_the_action() -> None:

@@ -179,7 +179,7 @@ def test_boot_of_earlier_records_is_migrated(tmp_path: Path) -> None:
 
 
 def test_former_names_are_migrated(tmp_path: Path) -> None:
-    """Keys of records and incidents get their present names; texts of programs stay as they are."""
+    """Keys of records and incidents, and kinds of incidents, get their present names; texts of programs stay."""
     text = '{"errors_told":[{"text":"a \\"verdict\\":1","verdict":{"name":"neighbour"}}],"name":"neighbour"}'
     whole = zlib.compress(text.encode())
     former = tmp_path / "receipts"
@@ -189,14 +189,15 @@ def test_former_names_are_migrated(tmp_path: Path) -> None:
             connection.execute(statement)
         checksum = zlib.crc32(whole, zlib.crc32(text.encode()))
         connection.execute("INSERT INTO runs VALUES ('7-99', 1.0, 7, 2.0, 1, ?, ?, ?, 'boot')", (text, whole, checksum))
-        connection.execute("INSERT INTO incidents VALUES ('1', -1, 1.0, '{}', ?, -1)", (whole,))
+        connection.execute("INSERT INTO incidents VALUES ('1', -1, 1.0, '{\"kind\":\"gpu_lost\"}', ?, -1)", (whole,))
     open_store(tmp_path / "records").close()
     with closing(sqlite3.connect(tmp_path / "records" / FILE_NAME)) as connection:
         outline, stored, checksum = connection.execute("SELECT outline, whole, checksum FROM runs").fetchone()
-        (incident,) = connection.execute("SELECT whole FROM incidents").fetchone()
+        kind, incident = connection.execute("SELECT outline, whole FROM incidents").fetchone()
     renamed = '{"reported_errors":[{"text":"a \\"verdict\\":1","diagnosis":{"name":"co_tenant"}}],"name":"neighbour"}'
     assert outline == zlib.decompress(stored).decode() == zlib.decompress(incident).decode() == renamed
     assert checksum == zlib.crc32(stored, zlib.crc32(outline.encode()))
+    assert kind == '{"kind":"GpuDown"}'
 
 
 def test_subordinate_uids_are_one_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +412,7 @@ def test_database_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     connection.close()
     before = (tmp_path / FILE_NAME).read_bytes()
-    with pytest.raises(OSError, match=r"runs\.db was written by a newer gpuwarden \(version 6\)"):
+    with pytest.raises(OSError, match=r"runs\.db was written by a newer gpuwarden \(version 7\)"):
         open_store(tmp_path)
     assert (tmp_path / FILE_NAME).read_bytes() == before
 

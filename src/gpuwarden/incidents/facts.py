@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import TypedDict
 
 from gpuwarden.config import thresholds
 from gpuwarden.errors.kind_guides import ERROR_KIND_WORDS
@@ -145,7 +145,7 @@ def _device_facts(
             gpus=gpus,
             code=event.xid,
             opened=event in opened,
-            **(_run_fields(run) if run else {}),
+            **_run_fields(run),
         )
 
 
@@ -161,7 +161,18 @@ def _gpu_name(event: Event, state: State) -> str:
     return f"GPU {gpu.identity.index}" if gpu else "GPU"
 
 
-def _run_fields(run: RunSnapshot) -> dict[str, Any]:
+class _RunFields(TypedDict, total=False):
+    """Fields of a fact that name its run."""
+
+    run: str
+    run_id: str
+    job: str
+    rank: int | None
+
+
+def _run_fields(run: RunSnapshot | None) -> _RunFields:
+    if run is None:
+        return {}
     return {"run": run.hello.name, "run_id": run.peer.run_id, "job": job_of(run), "rank": run.hello.rank}
 
 

@@ -15,10 +15,10 @@ import sqlite3
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,6 +71,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "UPDATE runs SET checksum = checksum_of(outline, whole)",
         "UPDATE incidents SET outline = rename_keys(outline), whole = rename_keys(whole)",
     ),
+    (  # kinds of incidents, which are names of conditions since
+        "UPDATE incidents SET outline = rename_kinds(outline), whole = rename_kinds(whole)",
+    ),
 )
 _FORMER_KEYS = {
     b'"errors_told":': b'"reported_errors":',
@@ -80,7 +83,19 @@ _FORMER_KEYS = {
     b'"marks":': b'"events":',
     b'"kind":"neighbour"': b'"kind":"co_tenant"',
 }
-_FORMER_KEY = re.compile(rb"(?<!\\)(?:" + b"|".join(map(re.escape, _FORMER_KEYS)) + b")")  # a \" is within a text
+_FORMER_KINDS = {
+    f'"kind":"{former}"'.encode(): f'"kind":"{present}"'.encode()
+    for former, present in {
+        "out_of_memory": "RunOutOfMemory",
+        "run_died": "RunDied",
+        "xid": "GpuXidCritical",
+        "gpu_lost": "GpuDown",
+        "pressure": "GpuMemoryPressureCritical",
+        "thermal_slowdown": "GpuThrottled",
+        "stall": "RunStalled",
+        "run_began": "run_started",
+    }.items()
+}
 INCIDENTS_VERSION = 2  # the first with the table of incidents
 
 MAX_PARTS = 16  # rows of a run; over that, the earlier ones become one
@@ -316,7 +331,8 @@ class RecordStore:
         )
         connection.text_factory = bytes
         connection.create_function("user_of", 1, find_user, deterministic=True)
-        connection.create_function("rename_keys", 1, _rename_keys, deterministic=True)
+        connection.create_function("rename_keys", 1, partial(_rename, _FORMER_KEYS), deterministic=True)
+        connection.create_function("rename_kinds", 1, partial(_rename, _FORMER_KINDS), deterministic=True)
         connection.create_function("checksum_of", 2, _checksum_of, deterministic=True)
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
@@ -419,15 +435,16 @@ def _checksum(outline: bytes, whole: bytes) -> int:
     return zlib.crc32(whole, zlib.crc32(outline))
 
 
-def _rename_keys(document: str | bytes) -> str | bytes:
-    """Return a record or incident, as JSON or compressed, with the present names of its keys."""
+def _rename(names: Mapping[bytes, bytes], document: str | bytes) -> str | bytes:
+    """Return a record or incident, as JSON or compressed, with the present names."""
+    former = re.compile(rb"(?<!\\)(?:" + b"|".join(map(re.escape, names)) + b")")  # a \" is within a text
     if isinstance(document, str):
-        return _FORMER_KEY.sub(lambda found: _FORMER_KEYS[found[0]], document.encode()).decode()
+        return former.sub(lambda found: names[found[0]], document.encode()).decode()
     try:
         plain = zlib.decompress(document)
     except zlib.error:  # of a damaged incident, which has no checksum
         return document
-    return zlib.compress(_FORMER_KEY.sub(lambda found: _FORMER_KEYS[found[0]], plain), 1)
+    return zlib.compress(former.sub(lambda found: names[found[0]], plain), 1)
 
 
 def _checksum_of(outline: str, whole: bytes) -> int:
