@@ -243,7 +243,7 @@ def test_good_run_has_no_errors() -> None:
 def test_codes_are_no_mere_numbers() -> None:
     """Lines that differ in the number of an XID or of an exit status only are different errors."""
     xid = "NVRM: Xid (PCI:0000:18:00): {}, pid=1, name=python, Ch 00000001\n"
-    assert names(xid.format(45) + xid.format(46)) == ["gpu_fault"]
+    assert names(xid.format(45) + xid.format(46)) == ["xid_notice", "gpu_fault"]
     assert names("Process finished with exit code 0\nProcess finished with exit code 137\n") == ["process_killed"]
 
 

@@ -22,7 +22,7 @@ from gpuwarden.incidents.incident import Incident
 from gpuwarden.incidents.incident_builder import MAX_PROCESSES
 from gpuwarden.incidents.incident_store import IncidentStore
 from gpuwarden.protocol.messages import Census, End, TensorGroup, uncaught_reason
-from gpuwarden.xid.codes import OTHER_SEVERITIES
+from gpuwarden.xid.codes import CASES
 
 
 def record_incidents(tmp_path: Path, script: Callable[[Stage], Coroutine[Any, Any, None]], gpus: int = 2) -> list[Any]:
@@ -242,7 +242,7 @@ def test_xid_has_the_words_of_its_severity(tmp_path: Path) -> None:
         await stage.advance(30)
 
     (found,) = record_incidents(tmp_path, script)
-    words = OTHER_SEVERITIES[145, "critical"]
+    words = CASES[145, "fatal"]
     assert (found["kind"], found["xids"][-1]["meaning"]) == ("GpuXidCritical", words.meaning)
     assert found["events"][-1]["text"] == f"GPU 1 XID 145: {words.explanation}"
     assert words.meaning[1:].rstrip(".") in found["finding"]["text"]

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from gpuwarden.cli.commands.reference_command import render_xids
-from gpuwarden.xid.codes import _ROWS, OTHER_SEVERITIES, XIDS, Action, codes, explain
+from gpuwarden.nvml.constants import RECOVERY_ACTIONS
+from gpuwarden.xid.codes import _ROWS, CASES, XIDS, Action, codes, explain, find_xid
 
 # Column "immediate action" of NVIDIA's catalog as of 2025-10 (docs.nvidia.com/deploy/xid-errors), where it is one
 # of these three. IGNORE differs where the catalog adds "contact support" or the log asks for a reset.
@@ -39,8 +40,8 @@ def test_codes_are_unique_and_sorted() -> None:
 def test_gpus_that_need_a_reset_are_critical() -> None:
     """Codes that take the GPU or machine out of service are critical; of the other codes only NVLink's are."""
     out_of_service = {Action.RESET_GPU, Action.REBOOT_MACHINE, Action.RESTART_VM}
-    rows = [*XIDS.values(), *OTHER_SEVERITIES.values()]
-    assert {xid.code for xid in rows if xid.action in out_of_service} == {*codes("critical")} - {74}
+    rows = [*XIDS.values(), *CASES.values()]
+    assert {xid.code for xid in rows if xid.action in out_of_service} - {154} == {*codes("critical")} - {74, 154}
 
 
 def test_codes_without_action_are_info() -> None:
@@ -61,11 +62,22 @@ def test_unknown_code_is_explained() -> None:
 
 def test_other_severities_are_explained() -> None:
     """Events whose severity is not that of their code have a meaning and an action of their own."""
-    assert all(explain(code).severity != severity for code, severity in OTHER_SEVERITIES)
-    assert all(explain(code, severity).severity == severity for code, severity in OTHER_SEVERITIES)
+    assert all(row.meaning != explain(code).meaning for (code, _), row in CASES.items())
+    assert all(explain(row.code, row.severity) is row for row in CASES.values() if row.code != 154)
     assert explain(145, "critical").action is Action.RESET_GPU
     assert explain(145, "warning") is explain(145)
     assert (codes("critical").count(144), codes("info").count(144)) == (1, 1)
+
+
+def test_recovery_actions_are_cases() -> None:
+    """Each recovery action of the driver is a case of XID 154; where only the severity is known, the driver's holds."""
+    assert {case for code, case in CASES if code == 154} == set(RECOVERY_ACTIONS)
+    assert find_xid(154, "node_reboot").action is Action.REBOOT_MACHINE
+    assert [explain(154, severity).action for severity in ("critical", "warning", "info")] == [
+        Action.RECOVER,
+        Action.RECOVER,
+        Action.IGNORE,
+    ]
 
 
 def test_reference_has_each_code_once() -> None:

@@ -124,10 +124,10 @@ def test_memory_is_bounded() -> None:
 @pytest.mark.parametrize("first", ["nvml", "kernel_log"])
 def test_flag_of_an_nvlink_error_is_its_severity(first: XidSource) -> None:
     """The kernel log says whether an error is fatal, whichever comes first; without it the code's severity holds."""
-    for fatal, severity in ((True, "critical"), (False, "info"), (None, "warning")):
+    for case, severity in (("fatal", "critical"), ("nonfatal", "info"), ("", "warning")):
         ledger = XidDeduplicator()
         reports = {"nvml": report("nvml", 10.0, code=145), "kernel_log": report("kernel_log", 10.0, code=145)}
-        reports["kernel_log"] = replace(reports["kernel_log"], fatal=fatal)
+        reports["kernel_log"] = replace(reports["kernel_log"], case=case)
         assert ledger.add(reports.pop(first))
         assert not any(map(ledger.add, reports.values()))
         assert ledger.counts("GPU-a") == {145: EventCount(1, WALL + 10, {severity: WALL + 10})}
@@ -136,8 +136,8 @@ def test_flag_of_an_nvlink_error_is_its_severity(first: XidSource) -> None:
 def test_later_nonfatal_error_does_not_hide_a_fatal_one() -> None:
     """Each severity keeps the time of its last event."""
     ledger = XidDeduplicator()
-    ledger.add(replace(report("kernel_log", 10.0, code=149), fatal=True))
-    ledger.add(replace(report("kernel_log", 70.0, code=149), fatal=False))
+    ledger.add(replace(report("kernel_log", 10.0, code=149), case="fatal"))
+    ledger.add(replace(report("kernel_log", 70.0, code=149), case="nonfatal"))
     seen = ledger.counts("GPU-a")[149]
     assert (seen.count, seen.by_severity) == (2, {"critical": WALL + 10, "info": WALL + 70})
     assert worst_severity(149, seen, since=WALL) == "critical"
@@ -153,3 +153,18 @@ def test_xid_162_ends_163() -> None:
     assert ledger.counts("GPU-a")[163].by_severity == {"info": WALL + 10}
     ledger.add(report("kernel_log", 130.0, code=163))
     assert ledger.counts("GPU-a")[163].by_severity["warning"] == WALL + 130
+
+
+@pytest.mark.parametrize("first", ["nvml", "kernel_log"])
+def test_recovered_gpu_ends_the_requests_of_a_recovery(first: XidSource) -> None:
+    """XID 154 to no action ends those before it, whichever source reports it first; a later one counts again."""
+    ledger = XidDeduplicator()
+    ledger.add(replace(report("kernel_log", 10.0, code=154), case="gpu_reset"))
+    assert ledger.counts("GPU-a")[154].by_severity == {"critical": WALL + 10}
+    reports = {source: report(source, 70.0, code=154) for source in ("nvml", "kernel_log")}
+    reports["kernel_log"] = replace(reports["kernel_log"], case="none")
+    assert ledger.add(reports.pop(first))
+    assert not any(map(ledger.add, reports.values()))
+    assert ledger.counts("GPU-a")[154] == EventCount(2, WALL + 70, {"info": WALL + 70})
+    ledger.add(replace(report("kernel_log", 130.0, code=154), case="drain_p2p"))
+    assert ledger.counts("GPU-a")[154].by_severity["warning"] == WALL + 130

@@ -30,7 +30,7 @@ def parsed(text: str, at: float) -> XidReport:
 def repeats(lines: Iterable[tuple[float, str]]) -> list[bool]:
     """Return for each line, with its time, whether it continues a row."""
     tracker = RepeatTracker()
-    return [tracker.add_report(parsed(text, at)) for at, text in lines]
+    return [tracker.rate(parsed(text, at)).case == "repeated" for at, text in lines]
 
 
 @pytest.mark.parametrize("text", [WARP, OLD_WARP, UNKNOWN_WARP, FAULT])

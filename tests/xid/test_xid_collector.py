@@ -154,6 +154,29 @@ def test_severity_by_the_text_of_the_kernel_log(box: Box, fifo: Fifo) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("target", "severity", "logged"),
+    [
+        ("0x0 (None)", "info", "The GPU recovered"),
+        ("0x1 (GPU Reset Required)", "critical", "reset it"),
+        ("0x1 (PF FLR)", "critical", "reset it"),
+        ("0x2 (OS Reboot)", "critical", "Restart the machine"),
+        ("0x3 (Drain P2P)", "warning", "exchange data with other GPUs"),
+        ("0x4 (Drain and Reset)", "warning", "when its work is done"),
+        ("0x63 (A newer action)", "warning", "nvidia-smi -q"),
+    ],
+)
+def test_recovery_action_has_the_severity_of_its_target(
+    fifo: Fifo, caplog: pytest.LogCaptureFixture, target: str, severity: str, logged: str
+) -> None:
+    """XID 154 is as grave as the action that the driver requires from now on, in the words of any driver."""
+    caplog.set_level(logging.INFO)
+    bench = CollectorBench(fifo)
+    fifo.write(f"NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x5 (Recover) to {target}")
+    assert list(bench.poll(snapshot(gpu(1))).gpus[0].xids[154].by_severity) == [severity]
+    assert logged in caplog.messages[-1]
+
+
 @pytest.mark.parametrize("first", ["nvml", "kernel_log"])
 def test_sources_are_merged(box: Box, mock_nvml: MockNvml, fifo: Fifo, first: str) -> None:
     """A fault reported by both sources counts once, in either order; so does one only in the kernel log."""

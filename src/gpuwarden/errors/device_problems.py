@@ -9,7 +9,7 @@ _NOT_USABLE = (  # reasons for a framework without a GPU
     *("driver_init_failed", "library_not_found", "cudnn_mismatch", "cuda_mismatch", "unsupported_compute_capability"),
     *("device_permission", "container_runtime", "gpu_lost", "package_mismatch"),
 )
-_HARDWARE = ("ecc_error", "gpu_lost", "gpu_fault")
+HARDWARE = ("ecc_error", "gpu_lost", "gpu_fault", "gpu_recovery")
 
 NO_DEVICE_VISIBLE = Problem(
     "no_device_visible",
@@ -79,7 +79,7 @@ DEVICE_BUSY = Problem(
         Cause("The GPU needs a reset.", ("gpu.xids",)),
     ),
     "Find the process that holds the GPU with `nvidia-smi`, and end it.",
-    _HARDWARE,
+    HARDWARE,
 )
 CONTAINER_RUNTIME = Problem(
     "container_runtime",
@@ -129,7 +129,33 @@ GPU_FAULT = Problem(
         Cause("A hardware or firmware fault of the GPU, its links or its power.", ("gpu.xids", "gpu.ecc")),
         Cause("A bug of the driver: it comes with one version of it, also on other GPUs of this kind."),
     ),
-    "Look up the XID's action in `docs/reference/xids.md`, and reset the GPU.",
+    "Find the XID in `journalctl -k`; `gpuwarden reference xid` has its action.",
+)
+GPU_RECOVERY = Problem(
+    "gpu_recovery",
+    "hardware",
+    "recovery that the GPU needs (XID 154)",
+    (Cause("The driver requires it after another fault, which the kernel log has before.", ("gpu.xids", "gpu.ecc")),),
+    "Do what `nvidia-smi -q` has as GPU Recovery Action.",
+    ("ecc_error", "gpu_lost", "gpu_fault"),
+)
+GPU_PROGRAM_FAULT = Problem(
+    "gpu_program_fault",
+    "kernel_launch",
+    "program's fault on the GPU (XID)",
+    (
+        Cause("A bug of the program, or of a library that it uses."),
+        Cause("The GPU has a fault, if other programs have it too.", ("gpu.xids", "gpu.ecc")),
+    ),
+    "Restart the program; if it happens again, look for a bug in it.",
+    ("device_assert", "illegal_address"),
+)
+XID_NOTICE = Problem(
+    "xid_notice",
+    "other",
+    "XID that needs no action",
+    (Cause("The driver logs it for information, or after another XID or the end of a program."),),
+    "Look for other XIDs of that time in `journalctl -k`.",
 )
 ILLEGAL_ADDRESS = Problem(
     "illegal_address",
@@ -143,7 +169,7 @@ ILLEGAL_ADDRESS = Problem(
     ),
     "Run once with CUDA_LAUNCH_BLOCKING=1, so that the traceback names the operation, and check its indices; if the "
     "error is gone then, kernels conflict: search the custom operations with `compute-sanitizer --tool racecheck`.",
-    (*_HARDWARE, "device_assert"),
+    (*HARDWARE, "device_assert"),
 )
 DEVICE_ASSERT = Problem(
     "device_assert",
@@ -166,7 +192,7 @@ KERNEL_LAUNCH_FAILED = Problem(
     ),
     "Restart the process, and run once with CUDA_LAUNCH_BLOCKING=1 to find the operation.",
     (
-        *_HARDWARE,
+        *HARDWARE,
         *("illegal_address", "device_assert", "device_out_of_memory", "library_init_failed", "cudnn_mismatch"),
         *("unsupported_compute_capability", "cuda_mismatch"),
     ),

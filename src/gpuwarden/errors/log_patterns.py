@@ -34,17 +34,7 @@ LOG_PATTERNS = (
         r"Detected \d+ oom.kill event|: task \d[\d,\[\]-]*: Out Of Memory",  # Slurm
         r"\bOOMKilled\b|\boom_killed\b|by the kernel's OOM killer",  # Kubernetes, gpuwarden
     ),
-    *list_patterns(
-        device.GPU_LOST,
-        r"fallen off the bus|Xid\b.{0,40}?: 79\b",  # Linux
-    ),
-    *list_patterns(device.ECC_ERROR, r"Xid\b.{0,40}?: (48|63|64|92|94|95)\b"),
-    *list_patterns(device.ILLEGAL_ADDRESS, r"Xid\b.{0,40}?: (13|31)\b"),
-    *list_patterns(
-        device.GPU_FAULT,
-        r"(Xid\b.{0,40}?: |by previous Xid )(46|54|56|57|58|61|62|69|74|79|119|120|121|122|123|136|140|143|14[4-9]|150|154)\b",
-        r"RmInitAdapter failed|rm_init_adapter failed",
-    ),
+    *list_patterns(device.GPU_FAULT, r"RmInitAdapter failed|rm_init_adapter failed"),
     *list_patterns(
         compatibility.DRIVER_LIBRARY_MISMATCH,
         r"NVRM: API mismatch",  # Linux

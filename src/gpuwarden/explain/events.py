@@ -11,6 +11,7 @@ from gpuwarden.errors.problems import ANY, Problem
 from gpuwarden.errors.program_problems import PROGRAM_ERROR
 from gpuwarden.errors.recognition import find_log_problem, find_problem, is_noise
 from gpuwarden.explain.log_lines import LogLine, clean_text, parse_line, read_lines
+from gpuwarden.explain.xid_problems import find_xid_problem
 
 MAX_EVENTS = 400  # different ones; further ones are counted only
 _MAX_MESSAGE_LINES = 60  # of an exception
@@ -18,7 +19,9 @@ _MAX_SEARCHED_CHARACTERS = 1 << 14
 _MAX_COMPARED_CHARACTERS = 300
 _MAX_DULL = 20_000
 _VARYING = b"0123456789abcdefABCDEF.,:;%=>-[]() \t"  # numbers, progress bars
-_CODES = re.compile(rb"(?:Xid.{0,40}?: |(?:code|status|signal|loss scale)\D{0,8})([-\d.]+)")  # numbers with a meaning
+_CODES = re.compile(
+    rb"(?:Xid.{0,40}?: | to 0x|(?:code|status|signal|loss scale)\D{0,8})([-\d.]+)"
+)  # numbers with a meaning
 # Of different lines, a millisecond each. Then only lines of level error are searched, up to twice as many, and then
 # only tracebacks and exceptions.
 _MAX_SEARCHES = 10_000
@@ -192,7 +195,7 @@ class EventReader:
     @staticmethod
     def _stands_alone(text: str) -> bool:
         """Return whether a line after an exception is an error of its own, such as the shell's."""
-        problem = find_problem(text)
+        problem = _find_problem(text)
         return problem is not None and find_log_problem(text) is None and ANY in problem.follows
 
     def _close(self, record: _Record) -> Iterator[ErrorEvent]:
@@ -204,7 +207,7 @@ class EventReader:
         if not texts or (len(texts) == 1 and is_noise(texts[0])):
             return
         known = [
-            (text, problem) for text in texts if (problem := find_problem(text[:_MAX_SEARCHED_CHARACTERS])) is not None
+            (text, problem) for text in texts if (problem := _find_problem(text[:_MAX_SEARCHED_CHARACTERS])) is not None
         ]
         known.sort(key=lambda each: each[1].kind == "other")  # of those, the first one raised
         warning = first.level in {"warning", "info"}
@@ -222,7 +225,7 @@ class EventReader:
         if key not in self._seen:
             if len(self._seen) >= _MAX_SEARCHES * (2 if line.level == "error" else 1):
                 return None
-            find = find_log_problem if is_info else find_problem
+            find = find_log_problem if is_info else _find_problem
             self._seen[key] = None if is_noise(line.text) else find(line.text)
         problem = self._seen[key]
         if problem is None:
@@ -230,6 +233,10 @@ class EventReader:
         return ErrorEvent(
             line.number, problem, line.text.strip(), line.source, warning=is_info or line.level == "warning"
         )
+
+
+def _find_problem(text: str) -> Problem | None:
+    return find_xid_problem(text) or find_problem(text)
 
 
 def _begins_message(record: _Record, text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gpuwarden.errors.device_problems import XID_NOTICE
 from gpuwarden.errors.problems import ANY
 from gpuwarden.errors.program_problems import PROGRAM_ERROR
 from gpuwarden.errors.run_problems import NAN_LOSS, RANK_FAILED
@@ -56,7 +57,7 @@ def _rank(event: ErrorEvent) -> int:
         return 5
     if ANY in event.problem.follows:
         return 4
-    if event.warning:
+    if event.warning or event.problem.name == XID_NOTICE.name:
         return 3
     if event.problem is PROGRAM_ERROR:
         return 2

@@ -78,7 +78,7 @@ def _list_events(heading: str, events: Sequence[ErrorEvent], width: int) -> Iter
         yield heading
     grouped: dict[str, list[ErrorEvent]] = {}
     for event in events:
-        grouped.setdefault(event.problem.name, []).append(event)
+        grouped.setdefault(event.problem.title, []).append(event)
     for alike in list(grouped.values())[:MAX_SHOWN]:
         count = sum(1 + event.repeats for event in alike)
         times = f", {count} times" if count > 1 else ""

@@ -13,9 +13,11 @@ from gpuwarden.errors.recognition import find_problem
 from gpuwarden.errors.run_problems import NAN_LOSS
 from gpuwarden.explain.events import ErrorEvent
 from gpuwarden.explain.evidence import MOMENT_PREFIX
+from gpuwarden.explain.xid_problems import problem_from_xid
 from gpuwarden.formatting import format_bytes
 from gpuwarden.records.record import RunRecord
 from gpuwarden.records.record_parts import RecordedError
+from gpuwarden.xid.codes import find_xid
 
 
 def list_run_events(record: RunRecord) -> Iterator[ErrorEvent]:
@@ -48,8 +50,7 @@ def _list_events(record: RunRecord) -> Iterator[ErrorEvent]:
         text = f"{error.exception}: {error.text}"
         yield ErrorEvent(0, _find_error_problem(error, text), text, frame=error.frame or "")
     for code in record.xids or {}:  # of the run's GPUs, so perhaps of another process: a cause only where it explains
-        if (fault := find_problem(f"Xid: {code}")) is not None:
-            yield ErrorEvent(0, fault, f"XID {code} on a GPU of the run", warning=True)
+        yield ErrorEvent(0, problem_from_xid(find_xid(int(code))), f"XID {code} on a GPU of the run", warning=True)
     is_dead = record.outcome in {"killed", "crashed", "out_of_memory"}
     if is_dead and (death := find_problem(record.evidence or "")) is not None:
         yield ErrorEvent(0, _add_host_memory(death, record), record.evidence or "")

@@ -47,7 +47,11 @@ def incident_kind(event: Event, state: State) -> str | None:
         gpu = state.snapshot.gpu(event.uuid or "")
         return event.kind if gpu is not None and _is_hot(gpu) else None
     if event.xid is not None:
-        return None if explain(event.xid, event.level).action in (Action.IGNORE, Action.FOLLOW_OTHER) else event.kind
+        return (
+            None
+            if explain(event.xid, event.level).action in (Action.IGNORE, Action.FOLLOW_OTHER, Action.RECOVER)
+            else event.kind
+        )
     return event.kind if event.kind in INCIDENT_KINDS and event.level != "info" else None
 
 

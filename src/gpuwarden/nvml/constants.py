@@ -56,7 +56,7 @@ BRANDS = {
     10: "NVIDIA vWS", 11: "NVIDIA Cloud Gaming", 12: "Quadro RTX", 13: "NVIDIA RTX", 14: "NVIDIA", 15: "GeForce RTX",
     16: "Titan RTX",
 }  # fmt: skip
-RECOVERY_ACTIONS = {
+RECOVERY_ACTIONS = {  # also the cases of XID 154 in xid/codes.py
     "none": 0, "gpu_reset": 1, "node_reboot": 2, "drain_p2p": 3, "drain_and_reset": 4, "recover_imex_domain": 5,
     "bus_reset": 6, "system_reboot": 7,
 }  # fmt: skip

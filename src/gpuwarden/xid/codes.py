@@ -22,6 +22,8 @@ class Action(Enum):
     RESET_GPU = "Stop the processes on the GPU and reset it (nvidia-smi --gpu-reset)."
     RESTART_VM = "Restart the virtual machine."
     CHECK_NVLINK = "Check the NVLink errors of this GPU and its peers; reset the GPU if links stay down."
+    RECOVER = "Do what the driver requires of this GPU: `nvidia-smi -q` has it as GPU Recovery Action."
+    STOP_P2P = "Stop the programs that exchange data with other GPUs; give the GPU no new ones."
     RESET_WHEN_IDLE = "Reset the GPU when its work is done; it can be used until then."
     CHECK_POWER = "Check that the GPU's power cables are connected."
     UPDATE_DRIVER = "Install compatible versions of the driver and the host's software."
@@ -38,7 +40,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One code, or with a `case` those of its events that have a severity of their own."""
+    """One code, or with a `case` those of its events that mean something else."""
 
     code: int
     meaning: str
@@ -123,7 +125,7 @@ _ROWS = (
               Action.CHECK_NVLINK, "warning"),
     Xid(151, "The rotation of the encryption keys failed.", Action.RESTART_VM, "critical"),
     *_engines((152, 153), "The deep learning accelerator had an error.", Action.IGNORE, "info"),
-    Xid(154, "The driver changed the recovery action that the GPU needs; the kernel log has it.", Action.FOLLOW_OTHER, "warning"),
+    Xid(154, "After another fault the GPU needs a recovery; the kernel log has its kind.", Action.RECOVER, "warning"),
     Xid(155, "Software declared an NVLink faulty.", Action.RESET_GPU, "critical"),
     Xid(156, "A faulty part of the GPU will be disabled at the next reset.", Action.RESET_GPU, "critical"),
     Xid(157, "A faulty part of the GPU could not be disabled.", Action.CONTACT_SUPPORT, "warning"),
@@ -141,40 +143,47 @@ _ROWS = (
     *_engines((171, 172), "Details of a memory error that ECC cannot correct; reported with XID 48.", Action.FOLLOW_OTHER, "warning"),
     Xid(185, "Spare parts of the GPU's memory or units changed their state, such as one that came into use.", Action.CONTACT_SUPPORT, "warning"),
 )
-# Events whose severity is not that of their code.
-_OTHER_SEVERITIES = (
+# Events that mean something else than their code. The cases of 154 are RECOVERY_ACTIONS of nvml/constants.py.
+_CASE_ROWS = (
     *_engines(_REPEATED, "Three in a row in one part of the GPU (GPC and TPC): the hardware may be faulty.",
               Action.CONTACT_SUPPORT, "warning", "repeated"),
     *_engines(_FLAGGED, "A fifth-generation NVLink had an error that the driver calls fatal.", Action.RESET_GPU, "critical", "fatal"),
     *_engines(_FLAGGED, "A fifth-generation NVLink had an error that the driver calls nonfatal.", Action.IGNORE, "info", "nonfatal"),
+    Xid(154, "The GPU recovered: the driver requires no action any longer.", Action.IGNORE, "info", ends=154, case="none"),
+    Xid(154, "After another fault the GPU needs a reset.", Action.RESET_GPU, "critical", case="gpu_reset"),
+    Xid(154, "After another fault the GPU needs a restart of the machine.", Action.REBOOT_MACHINE, "critical", case="node_reboot"),
+    Xid(154, "After another fault the GPU may not exchange data with other GPUs.", Action.STOP_P2P, "warning", case="drain_p2p"),
+    Xid(154, "After another fault the GPU works with reduced resources until its next reset.", Action.RESET_WHEN_IDLE, "warning",
+        case="drain_and_reset"),
+    Xid(154, "After another fault the NVLink domain of the GPU needs a recovery (IMEX).", Action.RECOVER, "critical",
+        case="recover_imex_domain"),
+    Xid(154, "After another fault the GPU needs a reset of its PCIe bus.", Action.RECOVER, "critical", case="bus_reset"),
+    Xid(154, "After another fault the machine needs a restart.", Action.REBOOT_MACHINE, "critical", case="system_reboot"),
     Xid(163, "Power smoothing was switched off, and is on again.", Action.IGNORE, "info", case="ended"),
 )
 # fmt: on
 
 XIDS: Mapping[int, Xid] = {row.code: row for row in sorted(_ROWS, key=lambda row: row.code)}
-OTHER_SEVERITIES: Mapping[tuple[int, str], Xid] = {(row.code, row.severity): row for row in _OTHER_SEVERITIES}
+CASES: Mapping[tuple[int, str], Xid] = {(row.code, row.case): row for row in _CASE_ROWS}
+
+
+def find_xid(code: int, case: str = "") -> Xid:
+    """Return the row of an event; a code that is not in the table is a warning."""
+    unknown = Xid(code, "A code that this version of gpuwarden does not know.", Action.CONTACT_SUPPORT, "warning")
+    return CASES.get((code, case)) or XIDS.get(code) or unknown
 
 
 def explain(code: int, severity: str | None = None) -> Xid:
-    """Return the row of a code, for events of that severity; a code that is not in the table is a warning."""
-    return (
-        OTHER_SEVERITIES.get((code, severity or ""))
-        or XIDS.get(code)
-        or Xid(code, "A code that this version of gpuwarden does not know.", Action.CONTACT_SUPPORT, "warning")
-    )
+    """Return the row of a code, for events of that severity if all of them mean the same."""
+    row = find_xid(code)
+    rows = [each for each in CASES.values() if each.code == code and each.severity == severity != row.severity]
+    return rows[0] if len(rows) == 1 else row
 
 
 def codes(severity: Severity) -> list[int]:
     """Return the codes of events that may have that severity, in ascending order."""
-    rows = (*XIDS.values(), *OTHER_SEVERITIES.values())
-    return sorted(row.code for row in rows if row.severity == severity)
-
-
-def severity_of_event(code: int, *, fatal: bool | None, repeated: bool) -> Severity:
-    """Return the severity of an event: by the driver's flag for NVLink, and by repeats for a program's faults."""
-    if fatal is not None and code in _FLAGGED:
-        return "critical" if fatal else "info"
-    return "warning" if repeated and code in _REPEATED else explain(code).severity
+    rows = (*XIDS.values(), *CASES.values())
+    return sorted({row.code for row in rows if row.severity == severity})
 
 
 def times_by_severity(code: int, seen: EventCount) -> Mapping[str, float]:

@@ -9,7 +9,7 @@ from typing import get_args
 
 from gpuwarden.gpu.snapshot import EventCount
 from gpuwarden.nvml.events.model import XidReport, XidSource
-from gpuwarden.xid.codes import explain, severity_of_event, times_by_severity
+from gpuwarden.xid.codes import find_xid, times_by_severity
 
 APART_SECONDS = 5.0  # between two sources' reports of one fault at most, in addition to the uncertainty of each
 MAX_CODES = 64  # of a GPU; NVIDIA's catalog has 172
@@ -28,32 +28,37 @@ class XidDeduplicator:
         # By GPU, code and source: the times of faults that this source has not reported yet.
         self._open: dict[tuple[str, int, XidSource], deque[tuple[float, float]]] = {}
 
-    def add(self, report: XidReport, *, repeated: bool = False) -> bool:
+    def add(self, report: XidReport) -> bool:
         """Add a report; return whether it is a new fault, and was counted. Another source may add its severity."""
         counts = self._counts.setdefault(report.gpu, {})
         old = counts.get(report.code)
-        severity = severity_of_event(report.code, fatal=report.fatal, repeated=repeated)
+        xid = find_xid(report.code, report.case)
         if self._known(report):
-            if old and severity != explain(report.code).severity:
+            if old and xid.case:
                 known = times_by_severity(report.code, old)
                 earlier = {each: at for each, at in known.items() if at != old.last}
-                counts[report.code] = replace(old, by_severity={**earlier, severity: old.last})
+                counts[report.code] = replace(old, by_severity={**earlier, xid.severity: old.last})
+                self._end(xid.ends, counts)
             return False
         if old is None and len(counts) >= MAX_CODES:
             self.dropped += 1
             return False
         last = max(old.last, report.time) if old else report.time
         times = times_by_severity(report.code, old) if old else {}
-        times = {**times, severity: max(report.time, times.get(severity, report.time))}
+        times = {**times, xid.severity: max(report.time, times.get(xid.severity, report.time))}
         counts[report.code] = EventCount(old.count + 1 if old else 1, last, times)
-        ends = explain(report.code).ends
-        if (ended := counts.get(ends)) is not None:
-            counts[ends] = replace(ended, by_severity={"info": ended.last})
+        self._end(xid.ends, counts)
         for other in get_args(XidSource):
             if other != report.source:
                 key = report.gpu, report.code, other
                 self._open.setdefault(key, deque(maxlen=MAX_OPEN)).append((report.earliest, report.latest))
         return True
+
+    @staticmethod
+    def _end(code: int, counts: dict[int, EventCount]) -> None:
+        """End the condition of a code: its events so far need no action any longer."""
+        if (ended := counts.get(code)) is not None:
+            counts[code] = replace(ended, by_severity={"info": ended.last})
 
     def _known(self, report: XidReport) -> bool:
         faults = self._open.get((report.gpu, report.code, report.source))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuwarden.nvml.events.model import XidReport
 
@@ -27,10 +27,10 @@ class RepeatTracker:
     def __init__(self) -> None:
         self._incidents: dict[tuple[str, int], list[_Incident]] = {}
 
-    def add_report(self, report: XidReport) -> bool:
-        """Add a report; return whether it continues a row of incidents in one part."""
+    def rate(self, report: XidReport) -> XidReport:
+        """Add a report; return it, with the case "repeated" if it continues a row of incidents in one part."""
         if not report.part:
-            return False
+            return report
         known = self._incidents.setdefault((report.gpu, report.code), [])
         known[:] = [each for each in known if report.latest - each.time < REMEMBER_SECONDS][-MIN_REPEATS:]
         if known and report.latest - known[-1].time < BURST_SECONDS:
@@ -38,4 +38,5 @@ class RepeatTracker:
             last.time, last.part = report.latest, last.part if last.part == report.part else ""
         else:
             known.append(_Incident(report.latest, report.part))
-        return len(known) >= MIN_REPEATS and {each.part for each in known[-MIN_REPEATS:]} == {report.part}
+        in_a_row = len(known) >= MIN_REPEATS and {each.part for each in known[-MIN_REPEATS:]} == {report.part}
+        return replace(report, case="repeated") if in_a_row else report

@@ -17,7 +17,7 @@ from gpuwarden.nvml.events.model import OperationalEvent, XidReport
 from gpuwarden.nvml.identity import GpuIdentity
 from gpuwarden.nvml.interface import Nvml
 from gpuwarden.severity import Severity
-from gpuwarden.xid.codes import explain, severity_of_event
+from gpuwarden.xid.codes import find_xid
 from gpuwarden.xid.deduplicator import XidDeduplicator
 from gpuwarden.xid.kernel_messages import normalize_pci_address, parse_xids
 from gpuwarden.xid.repeats import RepeatTracker
@@ -153,13 +153,13 @@ class XidCollector:
 
     def _add_report(self, report: XidReport, gpu: Gpu | None) -> None:
         """Count an XID, and log it, unless another source has reported it."""
-        repeated = self._repeats.add_report(report)
-        if self._counts.add(report, repeated=repeated):
+        report = self._repeats.rate(report)
+        if self._counts.add(report):
             index = gpu.identity.index if gpu else None
-            self._log(report, "XID reported", repeated=repeated, gpu=report.gpu, index=index, part=report.part or None)
+            self._log(report, "XID reported", gpu=report.gpu, index=index, part=report.part or None)
 
-    def _log(self, report: XidReport, event: str, *, repeated: bool = False, **gpu: object) -> None:
-        xid = explain(report.code, severity_of_event(report.code, fatal=report.fatal, repeated=repeated))
+    def _log(self, report: XidReport, event: str, **gpu: object) -> None:
+        xid = find_xid(report.code, report.case)
         if not self._lines.allow((report.gpu, report.code, xid.severity), time.monotonic()):
             return
         fields = format_fields(

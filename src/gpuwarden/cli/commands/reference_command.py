@@ -21,7 +21,7 @@ from gpuwarden.health.conditions import ALERTS
 from gpuwarden.health.model import fill_places
 from gpuwarden.metrics.model import Metric
 from gpuwarden.metrics.profiles import is_minimal
-from gpuwarden.xid.codes import OTHER_SEVERITIES, XIDS, Action, Xid, explain
+from gpuwarden.xid.codes import CASES, XIDS, Action, Xid, explain
 
 _SELECTOR = re.compile(r"(gpuwarden[_:][\w:]+)(\{[^}]*\})?")  # a series in PromQL
 _EQUAL = re.compile(r'(\w+)="([^"]*)"')
@@ -113,9 +113,10 @@ def render_xids() -> Iterator[str]:
     yield "*critical* raises the alert GpuXidCritical, *warning* GpuXidWarning, and *info*, mostly a program's own"
     yield "fault, none. The actions follow [NVIDIA's catalog](https://docs.nvidia.com/deploy/xid-errors/)."
     yield ""
-    yield "Some events of a code have another action and severity. *fatal*, *nonfatal*: the driver's flag, in the"
-    yield "[kernel log](../start/install.md#xids-from-the-kernel-log) only. *repeated*: three in a row in one part of"
-    yield "the GPU (GPC and TPC, also from the kernel log), so the hardware may be faulty. *ended*: by XID 162."
+    yield "Some events of a code have another action and severity, mostly by their text in the [kernel"
+    yield "log](../start/install.md#xids-from-the-kernel-log). *fatal*, *nonfatal*: the driver's flag. *repeated*:"
+    yield "three in a row in one part of the GPU (GPC and TPC), so the hardware may be faulty. *ended*: by XID 162. Of"
+    yield "154 the recovery action that the driver requires; *none* ends those before it."
     groups: dict[tuple[Action, str], dict[str, list[str]]] = {}
     for xid in XIDS.values():
         groups.setdefault((xid.action, xid.severity), {}).setdefault(_xid_text(xid), []).append(str(xid.code))
@@ -129,7 +130,7 @@ def render_xids() -> Iterator[str]:
 
 
 def _xid_text(xid: Xid) -> str:
-    cases = (each for each in OTHER_SEVERITIES.values() if each.code == xid.code)
+    cases = (each for each in CASES.values() if each.code == xid.code)
     return " ".join((xid.meaning, *(f"*{each.case}*: {each.action.slug}, {each.severity}." for each in cases)))
 
 

@@ -25,7 +25,7 @@ from gpuwarden.health.thermal_conditions import throttle_reasons
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.nvml.events.model import XidReport
 from gpuwarden.nvml.troubleshooting import error_text, suggest_gpu_fix
-from gpuwarden.xid.codes import Xid, explain, severity_of_event
+from gpuwarden.xid.codes import Xid, find_xid
 from gpuwarden.xid.kernel_messages import PREFIXES, normalize_pci_address, parse_xids
 from gpuwarden.xid.repeats import RepeatTracker
 
@@ -103,7 +103,12 @@ def _check_xids(context: Context) -> Iterator[CheckResult]:
     if not readable:
         yield skipped("the kernel log cannot be read; run as root to check it")
         return
-    rated = [(report, _explain(report, repeats.add_report(report))) for report in reports]
+    rated: list[tuple[XidReport, Xid]] = []
+    for report in map(repeats.rate, reports):
+        xid = find_xid(report.code, report.case)
+        if xid.ends:
+            rated = [each for each in rated if (each[0].gpu, each[0].code) != (report.gpu, xid.ends)]
+        rated.append((report, xid))
     worst = next((s for s in ("critical", "warning") if any(xid.severity == s for _, xid in rated)), None)
     if worst is None:
         since = "in the part of the log that is left" if lost else "since the machine started"
@@ -121,10 +126,6 @@ def _check_xids(context: Context) -> Iterator[CheckResult]:
         "An XID is the driver's report of a GPU error; programs on the GPU failed at that time.",
         xid.action.value,
     )
-
-
-def _explain(report: XidReport, repeated: bool) -> Xid:  # noqa: FBT001 - what the tracker answers
-    return explain(report.code, severity_of_event(report.code, fatal=report.fatal, repeated=repeated))
 
 
 def _place(context: Context, report: XidReport) -> str:

@@ -174,9 +174,9 @@ class GpuEventSource(EventSource[GpuEvent, EventSet]):
         at = wall - ago if is_plausible else wall
         if event.dataType == OPERATIONAL_EVENT:
             found = _operational_event(event, uuid, at, self._legacy_xids(events))
-            fatal = True if found.severity == "fatal" else None
+            case = "fatal" if found.severity == "fatal" else ""
             codes = self._new_xids(event, found)
-            return found, *(XidReport("operational", uuid, code, self._empty_at, now, at, fatal) for code in codes)
+            return found, *(XidReport("operational", uuid, code, self._empty_at, now, at, case) for code in codes)
         if event.eventType & XID_EVENT:
             return [XidReport("nvml", uuid, event.eventData, self._empty_at, now, at)]
         return ()

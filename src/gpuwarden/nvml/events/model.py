@@ -15,8 +15,8 @@ class XidReport:
     """An XID as one source reports it. It occurred between `earliest` and `latest` (monotonic).
 
     `time` is Unix time, from older drivers' events the time of the report. `gpu` is a UUID, or a PCI address until its
-    GPU is known. `fatal` is the driver's flag, None if the source has none; `part` is the part of the GPU (GPC and TPC)
-    that it names.
+    GPU is known. `case` is what the source says of the event beyond its code (xid/codes.py), "" for nothing; `part` is
+    the part of the GPU (GPC and TPC) that it names.
     """
 
     source: XidSource
@@ -25,7 +25,7 @@ class XidReport:
     earliest: float
     latest: float
     time: float
-    fatal: bool | None = None
+    case: str = ""
     part: str = ""
 
 
