@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import random
+import re
 import time
 
 import pytest
 
 from gpuwarden.explain.events import MAX_EVENTS, ErrorEvent, read_events
-from gpuwarden.explain.log_lines import MAX_LINE_CHARACTERS, LogLine, clean_text, parse_line, read_lines
+from gpuwarden.explain.log_lines import MAX_LINE_CHARACTERS, PREFIXES, LogLine, clean_text, parse_line, read_lines
 
 
 def events(text: str | bytes) -> list[ErrorEvent]:
@@ -22,29 +23,92 @@ def names(text: str | bytes) -> list[str]:
     return [event.problem.name for event in events(text)]
 
 
-@pytest.mark.parametrize(
-    ("line", "source", "level", "text"),
-    [
-        ("[rank3]: boom", "rank3", "", "boom"),
-        ("[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] boom", "rank0", "error", "boom"),
-        ("12: boom", "12", "", "boom"),
-        ("[1,6]<stderr>:boom", "6", "", "boom"),
-        ("(VllmWorkerProcess pid=1252) boom", "VllmWorkerProcess pid=1252", "", "boom"),
-        ("trainer-1  | boom", "trainer-1", "", "boom"),
-        ("node:1:2 [0] NCCL WARN boom", "node:1:2", "warning", "boom"),
-        ("2024-05-10 09:14:10.5: W tensorflow/core/x.cc:661] boom", "", "warning", "boom"),
-        ("E0000 00:00:1738697930.202924    7665 cuda_dnn.cc:522] boom", "", "error", "boom"),
-        ("I tensorflow/stream_executor/dso_loader.cc:135] boom", "", "info", "boom"),
-        ("2025-06-15T17:04:55Z ERROR:root:boom", "", "error", "boom"),
-        ("[   21.091872] NVRM: boom", "", "", "NVRM: boom"),
-        ("Nov 25 12:00:00 box kernel: boom", "", "", "boom"),
-        ("    indented", "", "", "    indented"),
-    ],
-)
-def test_prefixes(line: str, source: str, level: str, text: str) -> None:
+# Each form in which a launcher, logger, container or log writes a line whose message is "boom": source and level.
+LOGGED = {
+    "[rank3]: boom": ("rank3", ""),
+    "[default0]:boom": ("default0", ""),
+    "[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] boom": ("rank0", "error"),
+    "12: boom": ("12", ""),
+    "[1,6]<stderr>:boom": ("6", ""),
+    "Fri Aug 30 11:43:09 2024[1,0]<stderr>:boom": ("0", ""),
+    "(VllmWorkerProcess pid=1252) boom": ("VllmWorkerProcess pid=1252", ""),
+    "(EngineCore_DP0 pid=900) ERROR 07-09 10:00:00 [core.py:866] boom": ("EngineCore_DP0 pid=900", "error"),
+    "ERROR 01-15 10:00:00 engine.py:366] boom": ("", "error"),
+    "(pid=123) boom": ("pid=123", ""),
+    "(train_fn pid=123, ip=10.0.0.1) [rank0]: boom": ("train_fn pid=123", ""),
+    "2024-05-10 09:14:10,123 ERROR worker.py:409 -- boom": ("", "error"),
+    "trainer-1  | boom": ("trainer-1", ""),
+    "2024-05-10T09:14:10.123456789Z stderr F boom": ("", ""),
+    "[pod/train-0/main] boom": ("pod/train-0/main", ""),
+    "node:1:2 [0] NCCL WARN boom": ("node:1:2", "warning"),
+    "worker-1: [2024-05-10 09:14:10,123] [ERROR] [launch.py:322:sigkill_handler] boom": ("worker-1", "error"),
+    "10.0.0.1: boom": ("10.0.0.1", ""),
+    "05/10/2024 09:14:10 - WARNING - __main__ - boom": ("", "warning"),
+    "2024-05-10 09:14:10,123 - __main__ - ERROR - boom": ("", "error"),
+    "[ERROR|trainer.py:1234] 2024-05-10 09:14:10,123 >> boom": ("", "error"),
+    "[2024-05-10 09:14:10,123][__main__][ERROR] - boom": ("", "error"),
+    "[2024-05-10 09:14:10 +0000] [123] [ERROR] boom": ("", "error"),
+    "[NeMo W 2024-05-10 09:14:10 nemo_logging:349] boom": ("", "warning"),
+    "2024-05-10 09:14:10.123 | ERROR    | __main__:train:42 - boom": ("", "error"),
+    "2024-05-10 09:14:10.5: W tensorflow/core/x.cc:661] boom": ("", "warning"),
+    "E0000 00:00:1738697930.202924    7665 cuda_dnn.cc:522] boom": ("", "error"),
+    "E0510 09:14:10.123456 140 train.py:12] boom": ("", "error"),
+    "W tensorflow/stream_executor/dso_loader.cc:135] boom": ("", "warning"),
+    "INFO:tensorflow:Error reported to Coordinator: boom": ("", ""),
+    "2025-06-15T17:04:55Z ERROR:root:boom": ("", "error"),
+    " 45%|####5     | 45/100 [00:10<00:12,  4.5it/s]boom": ("", ""),
+    "Nov 25 12:00:00 box train[7]: boom": ("", ""),
+    "2024-11-25T12:00:00+0100 box python[1234]: boom": ("", ""),
+    "2024-05-10T09:14:10.123456+02:00 box kernel: [   12.345678] boom": ("", ""),
+    "[   12.345678] box kernel: boom": ("", ""),
+    "[Fri Aug 30 11:43:09 2024] boom": ("", ""),
+    "kern  :err   : [    1.5] boom": ("", ""),
+}
+
+
+@pytest.mark.parametrize("line", [*LOGGED, "[   21.091872] NVRM: boom", "    indented boom"])
+def test_prefixes(line: str) -> None:
     """The source and the level of a line are taken from loggers' and launchers' prefixes."""
     parsed = parse_line(1, line)
-    assert (parsed.source, parsed.level, parsed.text) == (source, level, text)
+    message = line if line not in LOGGED and line[0] == " " else line[line.index("NVRM") if "NVRM" in line else -4 :]
+    assert (parsed.source, parsed.level, parsed.text) == (*LOGGED.get(line, ("", "")), message)
+
+
+def test_each_prefix_has_a_sample() -> None:
+    """A prefix that begins no sample, and no rest of one, would be a dead row."""
+    rests = {line[start:] for line in LOGGED for start in range(len(line))}
+    assert [regex for regex in PREFIXES if not any(re.match(regex, rest) for rest in rests)] == []
+
+
+@pytest.mark.parametrize("line", [*LOGGED, "an unknown logger, 17: boom"])
+def test_traceback_through_a_logger_is_read(line: str) -> None:
+    """A traceback is read whatever stands before each of its lines; its error is never one of its frames."""
+    traceback = (
+        "Traceback (most recent call last):",
+        '  File "train.py", line 9, in step',
+        "    loss.backward()",
+        '  File "/x/site-packages/torch/memory_error.py", line 52, in backward',
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.",
+    )
+    (event,) = events("\n".join(line.replace("boom", each) for each in traceback))
+    assert (event.problem.name, event.frame, event.text) == (
+        "device_out_of_memory",
+        "train.py:9 in step",
+        traceback[-1],
+    )
+
+
+def test_traceback_that_interrupts_a_progress_bar_is_read() -> None:
+    """Only its first line is behind the bar; a bar alone keeps its loss."""
+    bar = "Epoch 3:  45%|####5     | 45/100 [00:10<00:12,  4.5it/s, loss=nan]"
+    (event,) = events(f'{bar}Traceback (most recent call last):\n  File "train.py", line 9\nKeyError: "x"\n')
+    assert (event.problem.name, event.frame, event.text) == ("program_error", "train.py:9", 'KeyError: "x"')
+    assert names(bar) == ["nan_loss"]
+
+
+def test_frame_without_a_traceback_is_no_error() -> None:
+    """A frame whose traceback begins before the text, or is cut by it, shows nothing by the name of its file."""
+    assert names('  File "/x/out_of_memory/CUDA error: out of memory.py", line 52, in cudaMalloc failed\n') == []
 
 
 def test_traceback_is_one_event_with_the_users_own_line() -> None:

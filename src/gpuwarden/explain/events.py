@@ -42,7 +42,7 @@ _CHAINS = ("The above exception was the direct cause", "During handling of the a
 _EXCEPTION = re.compile(
     r"(?P<type>[A-Za-z_][\w.]{0,120}(Error|Exception|Interrupt|Exit|Warning|OutOfMemory|NotFound|Timeout))(?=:|$)"
 )
-_FRAME = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(,? in (?P<function>.+))?')
+_FRAME = re.compile(r'[\s>]*File "(?P<path>[^"]+)", line (?P<line>\d+)(,? in (?P<function>.+))?')
 _NOTEBOOK_TRACEBACK = re.compile(r"(?P<type>\w+) {2,}Traceback \(most recent call last\)")  # of IPython
 _NOTEBOOK_FRAME = re.compile(
     r"(File )?(?P<path>(Cell|Input) In ?\[\d+\]|\S[^:]*\.py)(:|, line |, in <cell line: )(?P<line>\d+)"
@@ -78,7 +78,13 @@ class _Record:
     notebook_type: str = ""  # name of the exception's type, which a notebook's traceback begins with
     frame: str = ""
     code: str = ""  # line of the program last shown
+    prefix: re.Pattern[str] | None = None  # of a logger that is not known, as the first line has it
     messages: list[list[str]] = field(default_factory=list)  # of each exception of the chain, the first raised first
+
+    def strip(self, line: LogLine) -> LogLine:
+        """Return a line without the record's prefix."""
+        found = self.prefix.match(line.text) if self.prefix and _TRACEBACK not in line.text else None
+        return replace(line, text=line.text[found.end() :]) if found else line
 
 
 def read_events(stream: BinaryIO) -> list[ErrorEvent]:
@@ -126,12 +132,14 @@ class EventReader:
     def _read_line(self, line: LogLine) -> Iterator[ErrorEvent]:
         record = self._open.get(line.source)
         if record is not None:
-            if self._continue(record, line):
+            if self._continue(record, record.strip(line)):
                 return
             yield from self._close(record)
         if _TRACEBACK in line.text:
             notebook_type = _find_notebook_type(line.text)
-            self._open[line.source] = _Record(line, notebook_type=notebook_type)
+            before = "" if notebook_type else line.text.partition(_TRACEBACK)[0]
+            prefix = re.compile(re.sub(r"\d+", r"\\d+", re.escape(before))) if before else None
+            self._open[line.source] = _Record(line, notebook_type=notebook_type, prefix=prefix)
         elif _TERMINATE in line.text:
             self._open[line.source] = _Record(line, "what", messages=[[line.text]])
         elif line.text.startswith(_CRASH):
@@ -220,6 +228,8 @@ class EventReader:
         yield ErrorEvent(first.number, problem, text, first.source, record.frame, warning)
 
     def _classify_line(self, line: LogLine) -> ErrorEvent | None:
+        if 'File "' in line.text and _TRACEBACK not in line.text and _FRAME.search(line.text):
+            return None  # of a traceback whose beginning is not in the text
         is_info = line.level == "info"
         key = f"{is_info}{_normalize(line.text)}{_CODES.findall(line.text.encode())}"
         if key not in self._seen:
