@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from commands import run_command
+
+from gpuwarden.cli.commands import explain_command
+from gpuwarden.cli.main import main
+from gpuwarden.explain.log_lines import LogReader
 
 LOG = b"""Epoch 1/3
 [rank1]: RuntimeError: CUDA error: no kernel image is available for execution on the device
@@ -48,7 +54,22 @@ def test_text_without_a_known_error_says_so(text: bytes) -> None:
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("No known error in the text.\n")
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert json.loads(explain("--no-checks", "--json", text=text).stdout) == {"problem": None}
+    assert json.loads(explain("--no-checks", "--json", text=text).stdout) == {"problem": None, "lines_left_out": 0}
+
+
+def test_lines_that_were_left_out_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A text whose search takes too long has an answer all the same, which says what was not searched."""
+    monkeypatch.setattr(explain_command, "LogReader", partial(LogReader, seconds=-1.0))
+    monkeypatch.setattr(logging, "disable", lambda _level: None)  # it would last for the other tests
+    file = tmp_path / "train.log"
+    file.write_bytes(LOG.replace(b"Epoch", b"RuntimeError: CUDA error: out of memory\n"))
+    main(["explain", "--no-checks", str(file)])
+    assert "(device_out_of_memory)" in (shown := capsys.readouterr().out)
+    assert "\nNot searched: 3 lines from line 2 on.\n" in shown
+    assert main(["explain", "--no-checks", "--json", str(file)]) == 0
+    assert json.loads(capsys.readouterr().out)["lines_left_out"] == 3
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

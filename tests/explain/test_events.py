@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import itertools
 import random
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
+from error_samples import read_samples
 
-from gpuwarden.explain.events import MAX_EVENTS, ErrorEvent, read_events
-from gpuwarden.explain.log_lines import MAX_LINE_CHARACTERS, PREFIXES, LogLine, clean_text, parse_line, read_lines
+from gpuwarden.errors.recognition import find_log_problem, find_problem, is_noise
+from gpuwarden.explain.events import MAX_ALIKE, ErrorEvent, EventReader, collect, read_events
+from gpuwarden.explain.log_lines import MAX_LINE_CHARACTERS, PREFIXES, LogLine, LogReader, clean_text, parse_line
 
 
 def events(text: str | bytes) -> list[ErrorEvent]:
@@ -361,7 +365,7 @@ def test_long_lines_are_cut_and_counted_once() -> None:
     """A line of megabytes costs only its beginning, and the next one has the right number."""
     log = b"x" * 3_000_000 + b"\nCUDA out of memory\n"
     assert [event.line for event in events(log)] == [2]
-    assert max(len(line) for _, line in read_lines(io.BytesIO(log))) <= 1 << 16
+    assert max(len(line) for _, line in LogReader(io.BytesIO(log))) <= 1 << 16
     assert len(clean_text(b"x" * 100_000)) == MAX_LINE_CHARACTERS
 
 
@@ -375,21 +379,50 @@ def test_large_log_takes_seconds() -> None:
     assert time.process_time() - began < 3
 
 
-def test_many_different_errors_are_bounded() -> None:
-    """A log of nothing but different errors keeps a bounded number, in a bounded time."""
+def different_lines(prefix: str, count: int) -> str:
+    """Return lines that have no two words in common, but for their beginning."""
     words = random.Random(1)  # noqa: S311 - no secret
-    text = "".join(f"CUDA error: out of memory {''.join(words.choices('ghijklmnop', k=12))}\n" for _ in range(3_000))
-    assert len(events(text)) == MAX_EVENTS
+    return "".join(f"{prefix} {''.join(words.choices('ghijklmnop', k=14))}\n" for _ in range(count))
 
 
-def test_error_after_many_different_warnings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit on searched lines leaves room for those that a logger marks as errors."""
-    monkeypatch.setattr("gpuwarden.explain.events._MAX_SEARCHES", 500)
-    words = random.Random(2)  # noqa: S311 - no secret
-    warnings = "".join(f"warning {''.join(words.choices('ghijkm', k=14))} failed\n" for _ in range(600))
-    assert names(warnings + "2024-05-10 09:14:10.5: E x/cuda_dnn.cc:4] could not create cudnn handle\n") == [
-        "library_init_failed"
+def test_many_different_errors_are_counted() -> None:
+    """A bounded number is kept of a problem, and the others count for its first one; no other problem is left out."""
+    found = events(different_lines("CUDA error: out of memory", 3_000) + "could not create cudnn handle: x\n")
+    assert [len(found), found[0].repeats, found[-1].problem.name] == [
+        MAX_ALIKE + 1,
+        3_000 - MAX_ALIKE,
+        "library_init_failed",
     ]
+
+
+@pytest.mark.parametrize("prefix", ["RuntimeError: step", "plain words", "\n\r\n\r", "[rank1]: ValueError: "])
+def test_time_is_bounded(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the lines, the last ones are searched; those that were left out are counted."""
+    clock = itertools.count()
+    monkeypatch.setattr("gpuwarden.explain.log_lines.time", SimpleNamespace(monotonic=lambda: next(clock) / 1000))
+    monkeypatch.setattr("gpuwarden.explain.log_lines._CHUNK_BYTES", 1 << 12)
+    text = different_lines(prefix, 5_000) + "CUDA error: out of memory"
+    log = LogReader(io.BytesIO(text.encode()), 3.0)
+    assert collect(EventReader().read(log))[-1].problem.name == "device_out_of_memory"
+    assert next(clock) < 4100  # times that it looked at the clock, which is each line
+    lines = text.count("\n") + 1
+    assert log.first_left_out + log.left_out < lines < log.left_out + 4100
+
+
+def test_log_that_is_read_whole_leaves_nothing_out() -> None:
+    """A log within the time is complete."""
+    log = LogReader(io.BytesIO(b"one\n\ntwo\rthree\nfour"))
+    assert list(log) == [(1, b"one"), (3, b"two"), (3, b"three"), (4, b"four")]
+    assert log.left_out == 0
+
+
+def test_each_line_of_the_samples_reaches_the_patterns() -> None:
+    """Each line of a real message that a pattern knows is an error of a log that has that line alone."""
+    for line in {line for sample in read_samples() for line in sample.message.splitlines()}:
+        parsed = parse_line(1, clean_text(line.encode()))
+        problem = (find_log_problem if parsed.level == "info" else find_problem)(parsed.text)
+        if problem is not None and not is_noise(parsed.text):
+            assert names(line) == [problem.name], line
 
 
 def test_line_is_a_value() -> None:

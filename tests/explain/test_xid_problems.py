@@ -56,7 +56,7 @@ def test_each_code_is_explained_by_its_row(form: str) -> None:
     ],
 )
 def test_text_of_an_event_decides_its_case(line: str, code: int, case: str) -> None:
-    """What the driver says beyond the code is read as the daemon reads it."""
+    """The driver's text beyond the code is read as the daemon reads it."""
     assert shown(f"NVRM: Xid (PCI:0000:41:00): {line}") == texts(find_xid(code, case))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from gpuwarden.errors import compatibility_problems, device_problems, memory_problems, program_problems, run_problems
 from gpuwarden.errors.log_patterns import DEATH_PATTERNS, LOG_PATTERNS, NOISE
 from gpuwarden.errors.memory_problems import CPU_OUT_OF_MEMORY, DEVICE_FRAGMENTATION, DEVICE_OUT_OF_MEMORY
-from gpuwarden.errors.patterns import find_pattern
-from gpuwarden.errors.problems import Pattern, Problem
+from gpuwarden.errors.pattern_index import PatternIndex
+from gpuwarden.errors.patterns import PATTERNS
+from gpuwarden.errors.problems import Problem
 from gpuwarden.errors.program_patterns import OTHER_PATTERNS
 from gpuwarden.errors.program_problems import DEVICE_MISMATCH, DTYPE_MISMATCH
 
@@ -25,6 +26,9 @@ _TORCH_FIGURES = (
     r"(?P<allocated>[\d.]+) (?P<allocated_unit>bytes|[KMG]iB) is allocated by PyTorch(?s:.*?)"
     r"(?P<unallocated>[\d.]+) (?P<unallocated_unit>bytes|[KMG]iB) is reserved by PyTorch but unallocated"
 )
+_PATTERNS = (*LOG_PATTERNS, *PATTERNS, *OTHER_PATTERNS, *DEATH_PATTERNS)
+_INDEX, _LOG_INDEX = (PatternIndex(each.regex for each in patterns) for patterns in (_PATTERNS, LOG_PATTERNS))
+_NOISE_INDEX = PatternIndex(NOISE)
 PROBLEMS: Mapping[str, Problem] = {
     each.name: each
     for module in (memory_problems, device_problems, compatibility_problems, run_problems, program_problems)
@@ -35,10 +39,8 @@ PROBLEMS: Mapping[str, Problem] = {
 
 def find_problem(text: str) -> Problem | None:
     """Return the problem that a text shows, None if unknown; of an exception, its type, a colon and its message."""
-    problem = find_log_problem(text)
-    if problem is None and (found := find_pattern(text)) is not None:
-        problem = found[0].problem
-    problem = problem or _search((*OTHER_PATTERNS, *DEATH_PATTERNS), text)
+    number = _INDEX.find(text)
+    problem = None if number is None else _PATTERNS[number].problem
     if problem is DTYPE_MISMATCH and re.search(r"\btorch\.cuda\.\w+Tensor", text) and re.search(_CPU_TENSOR, text):
         return DEVICE_MISMATCH  # torch names a tensor's device in its type
     return _refine_memory(text) if problem is DEVICE_OUT_OF_MEMORY else problem
@@ -46,16 +48,13 @@ def find_problem(text: str) -> Problem | None:
 
 def find_log_problem(text: str) -> Problem | None:
     """Return the problem that a line shows which is an error wherever it stands, in an informative message too."""
-    return _search(LOG_PATTERNS, text)
-
-
-def _search(patterns: Iterable[Pattern], text: str) -> Problem | None:
-    return next((each.problem for each in patterns if re.search(each.regex, text, re.IGNORECASE)), None)
+    number = _LOG_INDEX.find(text)
+    return None if number is None else LOG_PATTERNS[number].problem
 
 
 def is_noise(text: str) -> bool:
     """Return whether a line only looks like an error."""
-    return any(re.search(regex, text, re.IGNORECASE) for regex in NOISE)
+    return _NOISE_INDEX.find(text) is not None
 
 
 def _refine_memory(text: str) -> Problem:

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from gpuwarden.errors.problems import ANY, Problem
 from gpuwarden.errors.program_problems import PROGRAM_ERROR
 from gpuwarden.errors.recognition import find_log_problem, find_problem, is_noise
-from gpuwarden.explain.log_lines import LogLine, clean_text, parse_line, read_lines
+from gpuwarden.explain.log_lines import LogLine, LogReader, clean_text, parse_line
 from gpuwarden.explain.xid_problems import find_xid_problem
 
-MAX_EVENTS = 400  # different ones; further ones are counted only
+MAX_ALIKE = 100  # of a problem; further ones are counted only
 _MAX_MESSAGE_LINES = 60  # of an exception
 _MAX_SEARCHED_CHARACTERS = 1 << 14
 _MAX_COMPARED_CHARACTERS = 300
-_MAX_DULL = 20_000
-_VARYING = b"0123456789abcdefABCDEF.,:;%=>-[]() \t"  # numbers, progress bars
-_CODES = re.compile(
-    rb"(?:Xid.{0,40}?: | to 0x|(?:code|status|signal|loss scale)\D{0,8})([-\d.]+)"
-)  # numbers with a meaning
-# Of different lines, a millisecond each. Then only lines of level error are searched, up to twice as many, and then
-# only tracebacks and exceptions.
-_MAX_SEARCHES = 10_000
-# A line without any of these shows no problem; most lines of a log have none.
-_HINTS = re.compile(
-    rb"\xe5\xb7\xb2|error|fail|fatal|exception|traceback|warn|cuda|cudnn|nccl|nvrm|nvidia|nvml|oom|memory|kill|abort"
-    rb"|segmentation|segfault|signal|sig[ks]|exit|cannot|could not|unable|no such|denied|\bnan\b|\binf(inity)?\b|no gpu"
-    rb"|no device|terminate|must |expected|shapes?|dtype|time limit|timed out|timeout|mismatch|not found|incompatible"
-    rb"|invalid|no space|not match|not support|low on|died|crash|retrac|restarting|stall|corrupt"
-    rb"|insufficient|connection|overflow|loss scale|recognized|too many|0xc0|only support|illegal"
-    rb"|compiled to use|return|free\(\)|lib\w+\.so|std::bad_alloc",
-    re.IGNORECASE,
-)
+_MAX_KNOWN = 20_000  # different lines whose errors are remembered
+_VARYING = b"0123456789.,:;%=>-[]() \t"  # numbers, progress bars
+# numbers with a meaning
+_CODES = re.compile(rb"(?:Xid.{0,40}?: | to 0x|(?:code|status|signal|loss scale|error|failure)\D{0,8})([-\d.]+)")
 _TRACEBACK = "Traceback (most recent call last)"
 _TERMINATE = "terminate called after throwing an instance of"  # C++; the next line has the message
 _CRASH = "Fatal Python error: "  # of faulthandler; below it the frames of each thread, the innermost first
@@ -89,19 +75,18 @@ class _Record:
 
 def read_events(stream: BinaryIO) -> list[ErrorEvent]:
     """Return the errors of a log in their order, the same one once. Any bytes are a log."""
-    return collect(EventReader().read(read_lines(stream)))
+    return collect(EventReader().read(LogReader(stream)))
 
 
 def collect(found: Iterable[ErrorEvent]) -> list[ErrorEvent]:
     """Join errors that are alike: the first one counts the others."""
-    events: dict[tuple[str, str], ErrorEvent] = {}
+    problems: dict[str, dict[str, ErrorEvent]] = {}
     for event in found:
-        key = event.problem.name, _normalize(event.text)
-        if key in events:
-            events[key] = replace(events[key], repeats=events[key].repeats + 1)
-        elif len(events) < MAX_EVENTS:
-            events[key] = event
-    return sorted(events.values(), key=lambda event: event.line)
+        events, text = problems.setdefault(event.problem.name, {}), _normalize(event.text)
+        if text not in events and len(events) >= MAX_ALIKE:
+            text = next(iter(events))
+        events[text] = replace(events[text], repeats=events[text].repeats + 1) if text in events else event
+    return sorted((event for events in problems.values() for event in events.values()), key=lambda event: event.line)
 
 
 class EventReader:
@@ -109,23 +94,22 @@ class EventReader:
 
     def __init__(self) -> None:
         self._open: dict[str, _Record] = {}
-        self._seen: dict[str, Problem | None] = {}
-        self._dull: set[bytes] = set()  # lines without a problem, but for their numbers
+        self._known: dict[bytes, Sequence[ErrorEvent]] = {}  # errors of a line, by its text without numbers
 
     def read(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[ErrorEvent]:
         """Yield the errors."""
         for number, raw in lines:
-            if self._open:
-                yield from self._read_line(parse_line(number, clean_text(raw)))
-                continue
             start = raw[:_MAX_COMPARED_CHARACTERS]
             key = start.translate(None, _VARYING) + b" ".join(_CODES.findall(start))
-            if key in self._dull:
-                continue
-            events = list(self._read_line(parse_line(number, clean_text(raw)))) if _HINTS.search(raw) else []
-            yield from events
-            if not events and not self._open and len(self._dull) < _MAX_DULL:
-                self._dull.add(key)
+            known = self._known.get(key)
+            if known is None or self._open:
+                line = parse_line(number, clean_text(raw))
+                if known is None or line.source in self._open:
+                    is_alone = line.source not in self._open
+                    known = list(self._read_line(line))
+                    if is_alone and line.source not in self._open and len(self._known) < _MAX_KNOWN:
+                        self._known[key] = known
+            yield from known
         for record in list(self._open.values()):
             yield from self._close(record)
 
@@ -231,18 +215,11 @@ class EventReader:
         if 'File "' in line.text and _TRACEBACK not in line.text and _FRAME.search(line.text):
             return None  # of a traceback whose beginning is not in the text
         is_info = line.level == "info"
-        key = f"{is_info}{_normalize(line.text)}{_CODES.findall(line.text.encode())}"
-        if key not in self._seen:
-            if len(self._seen) >= _MAX_SEARCHES * (2 if line.level == "error" else 1):
-                return None
-            find = find_log_problem if is_info else _find_problem
-            self._seen[key] = None if is_noise(line.text) else find(line.text)
-        problem = self._seen[key]
-        if problem is None:
+        problem = find_log_problem(line.text) if is_info else _find_problem(line.text)
+        if problem is None or is_noise(line.text):
             return None
-        return ErrorEvent(
-            line.number, problem, line.text.strip(), line.source, warning=is_info or line.level == "warning"
-        )
+        warning = is_info or line.level == "warning"
+        return ErrorEvent(line.number, problem, line.text.strip(), line.source, warning=warning)
 
 
 def _find_problem(text: str) -> Problem | None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from itertools import chain
+from typing import BinaryIO, TypeAlias
 
 MAX_LINE_CHARACTERS = 4000  # a longer line is cut: XLA prints whole programs
+MAX_SECONDS = 9.0  # for all lines of a log; 100 MB of usual lines take a tenth of it
 _CHUNK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 16  # of a progress bar with all its states
+_Block: TypeAlias = "tuple[int, bytes]"
 _ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-_])")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufffd]+")
 
@@ -69,27 +74,51 @@ class LogLine:
     begins: bool = False
 
 
-def read_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a stream with their numbers, in constant memory; each state of a progress bar is a line."""
-    number, rest, cut = 1, b"", False
+class LogReader:
+    """Lines of a stream with their numbers, in constant memory; each state of a progress bar is a line.
+
+    If the reading takes longer than `seconds`, what is left is skipped, but for the last megabyte: it has a third of
+    that time more. `left_out` counts the lines that were skipped, from `first_left_out` on.
+    """
+
+    def __init__(self, stream: BinaryIO, seconds: float = MAX_SECONDS) -> None:
+        self.left_out, self.first_left_out = 0, 0
+        self._blocks: Iterator[_Block] = _read_blocks(stream)
+        self._seconds = seconds
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        yield from self._read(self._seconds)
+        if unread := next(self._blocks, None):
+            last = deque(chain([unread], self._blocks), maxlen=2)
+            self.first_left_out, self.left_out = unread[0], last[0][0] - unread[0]
+            self._blocks = iter(last)
+            yield from self._read(self._seconds / 3)
+            self.left_out += sum(text.count(b"\n") + 1 for _, text in self._blocks)
+
+    def _read(self, seconds: float) -> Iterator[tuple[int, bytes]]:
+        """Yield lines for that time; the other ones are left in the blocks."""
+        ends = time.monotonic() + seconds
+        for first, text in self._blocks:
+            lines = text.split(b"\n")
+            for number, line in enumerate(lines, start=first):
+                for state in line[:_MAX_LINE_BYTES].split(b"\r"):
+                    if state:
+                        yield number, state
+                    if time.monotonic() > ends:
+                        self._blocks = chain([(number + 1, b"\n".join(lines[number + 1 - first :]))], self._blocks)
+                        return
+
+
+def _read_blocks(stream: BinaryIO) -> Iterator[_Block]:
+    """Yield whole lines as one text, with the number of the first one; a line that is too long is cut."""
+    number, rest = 1, b""
     while chunk := stream.read(_CHUNK_BYTES):
-        *whole, rest = (rest + chunk.replace(b"\0", b"")).split(b"\n")  # NULs: UTF-16, as of PowerShell
-        for line in whole:
-            if not cut:
-                yield from _split_states(number, line)
-            number, cut = number + 1, False
-        if len(rest) > _MAX_LINE_BYTES:
-            if not cut:
-                yield from _split_states(number, rest)
-            rest, cut = b"", True
-    if not cut:
-        yield from _split_states(number, rest)
-
-
-def _split_states(number: int, line: bytes) -> Iterator[tuple[int, bytes]]:
-    for state in line[:_MAX_LINE_BYTES].split(b"\r"):
-        if state:
-            yield number, state
+        text, end, rest = (rest + chunk.replace(b"\0", b"")).rpartition(b"\n")  # NULs: UTF-16, as of PowerShell
+        if end:
+            yield number, text
+            number += text.count(b"\n") + 1
+        rest = rest[:_MAX_LINE_BYTES]
+    yield number, rest
 
 
 def clean_text(raw: bytes) -> str:

@@ -8,7 +8,9 @@ import logging
 import os
 import shutil
 import sys
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from gpuwarden.cli.commands.doctor_command import find_python
 from gpuwarden.cli.common.config_flags import load_config
@@ -16,10 +18,11 @@ from gpuwarden.cli.common.terminal import FAILED, WRONG_USE, complain, write
 from gpuwarden.cli.runs.runs_command import fetch_run, read_record
 from gpuwarden.config.schema import Config
 from gpuwarden.doctor.model import Context
-from gpuwarden.explain.events import ErrorEvent, read_events
+from gpuwarden.explain.events import ErrorEvent, EventReader, collect
 from gpuwarden.explain.evidence import weigh_causes
 from gpuwarden.explain.explanation import explain_events
 from gpuwarden.explain.explanation_text import explanation_document, render_explanation
+from gpuwarden.explain.log_lines import MAX_SECONDS, LogReader
 from gpuwarden.explain.record_events import list_run_events
 from gpuwarden.formatting import sanitize
 
@@ -31,6 +34,10 @@ with `gpuwarden run -- PROGRAM`, which reports how it ended. If the text has an
 error, send its lines as an issue, with the versions from
 `gpuwarden doctor --json`.
 """
+LEFT_OUT = f"""\
+Not searched: {{log.left_out}} lines from line {{log.first_left_out}} on.
+The search took longer than {MAX_SECONDS:.0f} s: pass the part with the error alone.
+"""
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -40,10 +47,12 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.what in (None, "-") and (sys.stdin is None or sys.stdin.isatty()):
         complain("gpuwarden explain: nothing to read: give a file, a run's ID, or a text by pipe")
         return WRONG_USE
-    what, events = _read_events(parsed.what, config)
+    what, log, events = _read_events(parsed.what, config)
+    note = LEFT_OUT.format(log=log) if log.left_out else ""
     explanation = explain_events(events)
     if explanation is None:
-        write('{"problem": null}\n' if parsed.json else UNKNOWN.format(what=what))
+        document: dict[str, Any] = {"problem": None, "lines_left_out": log.left_out}
+        write(json.dumps(document) + "\n" if parsed.json else UNKNOWN.format(what=what) + note)
         return FAILED
     python = find_python(parsed.python, os.environ)
     if python is None:
@@ -53,23 +62,27 @@ def run(parsed: argparse.Namespace) -> int:
     text = " ".join(each.text for each in (explanation.root, *explanation.followers))
     causes = weigh_causes(explanation.root.problem, text, context)
     if parsed.json:
-        write(json.dumps(explanation_document(explanation, causes), indent=2) + "\n")
+        document = {**explanation_document(explanation, causes), "lines_left_out": log.left_out}
+        write(json.dumps(document, indent=2) + "\n")
     else:
         width = min(shutil.get_terminal_size((80, 24)).columns, 100)
         write("".join(f"{sanitize(line)}\n" for line in render_explanation(explanation, causes, width)))
+        write(note and f"\n{note}")
     return 0
 
 
-def _read_events(what: str | None, config: Config) -> tuple[str, list[ErrorEvent]]:
-    """Return the name of the text and its errors. A file goes before a run of that name."""
+def _read_events(what: str | None, config: Config) -> tuple[str, LogReader, list[ErrorEvent]]:
+    """Return the name of the text, its reader and its errors. A file goes before a run of that name."""
     if what is None or what == "-":
-        return "the text", read_events(sys.stdin.buffer)
+        log = LogReader(sys.stdin.buffer)
+        return "the text", log, collect(EventReader().read(log))
     path = Path(what)
     if path.exists() or "/" in what:
         with path.open("rb") as stream:  # also a pipe, as of <(command)
-            return what, read_events(stream)
+            log = LogReader(stream)
+            return what, log, collect(EventReader().read(log))
     try:
         record = read_record(fetch_run(config, what))
     except OSError as error:
         raise OSError(None, f"no file {what}, and as a run: {error.strerror or error}") from None
-    return f"run {what}", list(list_run_events(record))
+    return f"run {what}", LogReader(BytesIO()), list(list_run_events(record))
