@@ -110,6 +110,22 @@ def test_traceback_that_interrupts_a_progress_bar_is_read() -> None:
     assert names(bar) == ["nan_loss"]
 
 
+def test_traceback_in_a_box_is_read() -> None:
+    """Rich draws a frame around a traceback and prints the error below it."""
+    (event,) = events(
+        "╭──────── Traceback (most recent call last) ────────╮\n"
+        "│ /home/user/train.py:12 in main                    │\n"
+        "│                                                   │\n"
+        "│    9 def main():                                  │\n"
+        "│ ❱ 12     step()                                   │\n"
+        "│                                                   │\n"
+        "│ /x/site-packages/torch/optim.py:3 in step         │\n"
+        "╰───────────────────────────────────────────────────╯\n"
+        "ValueError: nothing that is known\n"
+    )
+    assert (event.text, event.frame) == ("ValueError: nothing that is known", "/home/user/train.py:12 in main")
+
+
 def test_frame_without_a_traceback_is_no_error() -> None:
     """A frame whose traceback begins before the text, or is cut by it, shows nothing by the name of its file."""
     assert names('  File "/x/out_of_memory/CUDA error: out of memory.py", line 52, in cudaMalloc failed\n') == []

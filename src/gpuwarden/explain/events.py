@@ -29,6 +29,8 @@ _EXCEPTION = re.compile(
     r"(?P<type>[A-Za-z_][\w.]{0,120}(Error|Exception|Interrupt|Exit|Warning|OutOfMemory|NotFound|Timeout))(?=:|$)"
 )
 _FRAME = re.compile(r'[\s>]*File "(?P<path>[^"]+)", line (?P<line>\d+)(,? in (?P<function>.+))?')
+_BOX = ("│", "╭", "╰")  # of a traceback that rich prints
+_BOXED_FRAME = re.compile(r"│ (?P<path>\S+):(?P<line>\d+) in (?P<function>\S+)")
 _NOTEBOOK_TRACEBACK = re.compile(r"(?P<type>\w+) {2,}Traceback \(most recent call last\)")  # of IPython
 _NOTEBOOK_FRAME = re.compile(
     r"(File )?(?P<path>(Cell|Input) In ?\[\d+\]|\S[^:]*\.py)(:|, line |, in <cell line: )(?P<line>\d+)"
@@ -162,7 +164,8 @@ class EventReader:
         text = line.text
         if record.notebook_type and line.begins:
             return False
-        if frame := (_NOTEBOOK_FRAME if record.notebook_type else _FRAME).match(text):
+        regex = _NOTEBOOK_FRAME if record.notebook_type else _BOXED_FRAME if text.startswith(_BOX) else _FRAME
+        if frame := regex.match(text):
             if not _LIBRARY.search(frame["path"]):
                 record.frame = _format_frame(frame)
         elif _begins_message(record, text):
@@ -230,7 +233,7 @@ def _begins_message(record: _Record, text: str) -> bool:
     """Return whether a line ends the frames of a traceback; those of a notebook are not indented."""
     if record.notebook_type:
         return text.startswith(f"{record.notebook_type}:") or _EXCEPTION.match(text) is not None
-    return bool(text) and not text[0].isspace() and not text.startswith(("^", "~", "[Previous line"))
+    return bool(text) and not text[0].isspace() and not text.startswith(("^", "~", "[Previous line", *_BOX))
 
 
 def _format_frame(frame: re.Match[str]) -> str:
