@@ -52,7 +52,7 @@ ERROR_GUIDES: Mapping[str, Guide] = {  # by ErrorKind
         "#gpu-not-used",
     ),
     "hardware": Guide(
-        "The GPU's memory has an uncorrectable error (ECC).",
+        "A GPU, its memory (ECC) or a link failed.",
         "Run it again; if it recurs, take the GPU out of use.",
         "../reference/alerts.md#gpuuncorrectedmemoryerrors",
     ),

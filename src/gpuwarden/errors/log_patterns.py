@@ -22,7 +22,7 @@ NOISE = (
     r"not a failure, but may mean|If the cause is memory fragmentation|_threshold_bytes",  # TensorFlow's allocator
     r"Ignore above cudart dlerror|All log messages before absl::InitializeLog",
     r"ptxas (warning|info)|Loaded cuDNN version|Rebuild TensorFlow with|not compiled to use: ",
-    r"Use `?tf\.|deprecated|DeprecationWarning|FutureWarning",
+    r"Use `?tf\.|\bdeprecated|DeprecationWarning|FutureWarning",
     r"to disable these checks|Your CPU supports instructions",
     r"CellExecutionError: An error occurred while executing",  # nbclient; the error of the cell follows
 )
@@ -44,6 +44,22 @@ LOG_PATTERNS = (
         device.GPU_FAULT,
         r"(Xid\b.{0,40}?: |by previous Xid )(46|54|56|57|58|61|62|69|74|79|119|120|121|122|123|136|140|143|14[4-9]|150|154)\b",
         r"RmInitAdapter failed|rm_init_adapter failed",
+    ),
+    *list_patterns(
+        device.NVLINK_ERROR,
+        r"\bSXid \(",  # Linux, of an NVSwitch
+    ),
+    *list_patterns(
+        device.FABRIC_NOT_READY,
+        r"fabric ?manager.{0,80}(fail|don't match|does not match|mismatch|error)",
+        r"NVSwitch device information .{0,40}failed",
+    ),
+    *list_patterns(
+        device.DRIVER_HANGS,
+        # Linux: a call into the driver, or into a tool that waits for it; GSP is the GPU's firmware
+        r"task (nvidia|nv_|irq/\d+-nvidia|UVM|cuda|X)\S*:\d+ blocked for more than \d+ seconds",
+        r"\[nvidia(_\w+)?\]\s*$|NVRM: .{0,60}(GSP|RPC).{0,60}(time ?out|timed out|failed|fault|crash)",
+        r"NVRM: .{0,80}(time ?out|timed out|heartbeat)|\| *ERR! *(\||ERR!)|\bERR! +\w",
     ),
     *list_patterns(
         compatibility.DRIVER_LIBRARY_MISMATCH,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from gpuwarden.errors import compatibility_problems, device_problems, memory_problems, program_problems, run_problems
 from gpuwarden.errors.log_patterns import DEATH_PATTERNS, LOG_PATTERNS, NOISE
 from gpuwarden.errors.memory_problems import CPU_OUT_OF_MEMORY, DEVICE_FRAGMENTATION, DEVICE_OUT_OF_MEMORY
-from gpuwarden.errors.patterns import find_pattern
-from gpuwarden.errors.problems import Pattern, Problem
+from gpuwarden.errors.patterns import PATTERNS, find_pattern
+from gpuwarden.errors.problems import Problem
 from gpuwarden.errors.program_patterns import OTHER_PATTERNS
 from gpuwarden.errors.program_problems import DEVICE_MISMATCH, DTYPE_MISMATCH
 
+_PATTERNS = (*PATTERNS, *OTHER_PATTERNS, *DEATH_PATTERNS)
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _CPU_TENSOR = r"\btorch\.(?!cuda)\w*Tensor\b"
 _OLD_TORCH_FIGURES = (  # before 2.1
@@ -36,9 +37,8 @@ PROBLEMS: Mapping[str, Problem] = {
 def find_problem(text: str) -> Problem | None:
     """Return the problem that a text shows, None if unknown; of an exception, its type, a colon and its message."""
     problem = find_log_problem(text)
-    if problem is None and (found := find_pattern(text)) is not None:
-        problem = found[0].problem
-    problem = problem or _search((*OTHER_PATTERNS, *DEATH_PATTERNS), text)
+    if problem is None and (found := find_pattern(text, _PATTERNS)) is not None:
+        problem = found[0]
     if problem is DTYPE_MISMATCH and re.search(r"\btorch\.cuda\.\w+Tensor", text) and re.search(_CPU_TENSOR, text):
         return DEVICE_MISMATCH  # torch names a tensor's device in its type
     return _refine_memory(text) if problem is DEVICE_OUT_OF_MEMORY else problem
@@ -46,11 +46,7 @@ def find_problem(text: str) -> Problem | None:
 
 def find_log_problem(text: str) -> Problem | None:
     """Return the problem that a line shows which is an error wherever it stands, in an informative message too."""
-    return _search(LOG_PATTERNS, text)
-
-
-def _search(patterns: Iterable[Pattern], text: str) -> Problem | None:
-    return next((each.problem for each in patterns if re.search(each.regex, text, re.IGNORECASE)), None)
+    return next((each.problem for each in LOG_PATTERNS if re.search(each.regex, text, re.IGNORECASE)), None)
 
 
 def is_noise(text: str) -> bool:
