@@ -102,6 +102,20 @@ PACKAGE_MISMATCH = Problem(
     ),
     "Install the packages again together, in a new environment, with the versions that the message names.",
 )
+AUTOTUNING_FAILED = Problem(
+    "autotuning_failed",
+    "library_mismatch",
+    "no implementation of an operation works on this GPU (autotuning)",
+    (
+        Cause("XLA or cuDNN of this version has none for this operation, type and GPU.", ("framework.gpus",)),
+        Cause("GPU memory is full while the candidates are tried.", ("memory.gpu",)),
+        Cause("The installed cuDNN is not the framework's own.", ("framework.packages", "framework.libraries")),
+    ),
+    # jax-ml/jax#33715, ROCm/TheRock#4270
+    "Run once with XLA_FLAGS=--xla_gpu_autotune_level=0; if that helps, try another version of the framework, e.g. of "
+    "jaxlib.",
+    ("device_out_of_memory", "library_init_failed", "cudnn_mismatch", "library_not_found"),
+)
 XLA_COMPILE = Problem(
     "xla_compile",
     "library_mismatch",

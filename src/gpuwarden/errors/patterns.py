@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from gpuwarden.errors import compatibility_problems as compatibility
 from gpuwarden.errors import device_problems as device
 from gpuwarden.errors import memory_problems as memory
+from gpuwarden.errors import program_problems as program
 from gpuwarden.errors.problems import Pattern, Problem, list_patterns
 from gpuwarden.errors.program_patterns import PROGRAM_PATTERNS
 from gpuwarden.errors.status_codes import find_statuses
@@ -113,6 +114,15 @@ PATTERNS = (
         r"Dst tensor is not initialized|failed to allocate (the )?(scratch|workspace)",  # TensorFlow
         r"(resource allocation failed|insufficient resources) when calling .?cusparse",  # cuSPARSE, by torch
     ),
+    # cuDNN and kernels fail on tensors without elements, which is no matter of versions.
+    *list_patterns(
+        program.EMPTY_TENSOR,
+        # TensorFlow's descriptors: {count: 1 feature_map_count: 32 spatial: 0 86 value_min: 0.000000
+        r"cudnn.{0,300}?(count|spatial): ?(\d+ )*0 (?=[\w}])|descriptor.{0,20}\{count: \d.{0,80}spatial: ?(\d+ )*0 ",
+        r"Check failed: work_element_count > 0(?! \(-)",  # TensorFlow
+        r"Check failed: .{0,200}(\[(\d+,)*0(,\d+)+\]|\[(\d+,)+0\])",
+        r"numel\(\) == 0|tensor of 0 elements|[Nn]on-empty .{0,40}tensor expected",  # torch
+    ),
     # Versions that do not match: driver, CUDA and its libraries, GPU, framework.
     *list_patterns(
         compatibility.DRIVER_LIBRARY_MISMATCH,
@@ -162,6 +172,12 @@ PATTERNS = (
         r"Could not load (dynamic )?library .?libcudnn|libcudnn\S*: cannot open|Unable to load cuDNN",
     ),
     *list_patterns(
+        compatibility.AUTOTUNING_FAILED,
+        r"Autotuning failed|No valid config found|No configs could be compiled|No reference output found",  # XLA
+        r"All algorithms tried for|Failed to determine best cudnn convolution algorithm",  # XLA
+        r"No valid (engine|execution plan)",  # cuDNN
+    ),
+    *list_patterns(
         compatibility.PACKAGE_MISMATCH,
         r"undefined symbol: _Z|module 'numpy' has no attribute|numpy.dtype size changed",  # builds for another version
         r"Descriptors cannot (not )?be created|VersionConflict|DistributionNotFound|operator torchvision::",
@@ -185,7 +201,7 @@ PATTERNS = (
         r"version mismatch|VERSION_MISMATCH|Outdated \w+ installation found",
         r"Unable to load any of",
         r"undefined symbol",
-        r"were compiled with different CUDA|CUDNN_STATUS_SUCCESS",  # torch
+        r"were compiled with different CUDA|error: CUDNN_STATUS_SUCCESS",  # torch
         r"SharedObjectSymbolNotFound|with link time reference|mismatches the version that was used to compile|stub library",
         r"CUDA extension",
     ),
@@ -265,7 +281,7 @@ PATTERNS = (
         # CUDA, TensorFlow
         r"launch fail(ed|ure)|fail(ed|ure) to launch",
         r"cu(da)?LaunchKernel",
-        r"Unexpected Event status|GPU sync failed",  # TensorFlow
+        r"Unexpected Event status|GPU sync failed|CUDNN_STATUS_SUCCESS \(",  # TensorFlow
         r"internal error when calling .?cusparse",  # cuSPARSE, by torch
         r"Failed to enqueue|Failed to call (Then|Do)Rnn|cublas error",
         r"failed to (run|execute) .{0,40}(kernel|cuDNN|cuBLAS)",

@@ -14,6 +14,16 @@ SHAPE_MISMATCH = Problem(
     ),
     "Print the shape of one batch, and compare it with model.summary() and the loss.",
 )
+EMPTY_TENSOR = Problem(
+    "empty_tensor",
+    "shape_dtype",
+    "empty batch, or a dimension of 0",
+    (
+        Cause("The last batch, or a replica's share of it, has no examples."),
+        Cause("The input is smaller than pooling and strides halve it."),
+    ),
+    "Print the shape of the batch that fails; drop an incomplete last batch (drop_remainder=True, drop_last=True).",
+)
 DTYPE_MISMATCH = Problem(
     "dtype_mismatch",
     "shape_dtype",
