@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwarden.errors.problems import Cause, Problem
+from gpuwarden.errors.problems import FRAMEWORK_REGEXES, Cause, Problem, Step, install_steps
 
 _NOT_USABLE = (  # reasons for a framework without a GPU
     *("no_device_visible", "cpu_only_build", "driver_not_loaded", "driver_too_old", "driver_library_mismatch"),
@@ -34,6 +34,7 @@ CPU_ONLY_BUILD = Problem(
     ),
     "Install the CUDA build: `pip install 'tensorflow[and-cuda]'`, `pip install 'jax[cuda13]'`, or torch from its CUDA "
     "index.",
+    steps=install_steps("Install the CUDA build: {}."),
 )
 DRIVER_NOT_LOADED = Problem(
     "driver_not_loaded",
@@ -127,6 +128,20 @@ CONTAINER_RUNTIME = Problem(
     "Install the NVIDIA Container Toolkit on the host, run `nvidia-ctk runtime configure`, and restart the container "
     "daemon.",
     ("driver_library_mismatch", "driver_too_old", "driver_not_loaded", "device_permission"),
+    (
+        Step(
+            r"/(?P<library>lib(cuda|nvidia)[\w.-]*): file exists",
+            "Build the image again without the driver's packages: it carries {library}, where the host's is mounted.",
+        ),
+        Step(
+            r"libnvidia-ml\.so\S*: cannot open|driver not loaded|load library failed",
+            "Install the host's driver, until `nvidia-smi` works there: the toolkit runs, and does not find it.",
+        ),
+        Step(
+            r"nvidia-container-cli: |Auto-detected mode",
+            "Run `nvidia-smi` and `nvidia-container-cli -k -d /dev/tty info` on the host: the toolkit failed.",
+        ),
+    ),
 )
 DEVICE_PERMISSION = Problem(
     "device_permission",
@@ -290,6 +305,12 @@ CUBLAS_LAUNCH_FAILED = Problem(
     ),
     "End other processes on the GPU (`nvidia-smi` lists them), and set TF_FORCE_GPU_ALLOW_GROWTH=true.",
     KERNEL_LAUNCH_FAILED.follows,
+    (
+        Step(
+            FRAMEWORK_REGEXES["jax"],
+            "End other processes on the GPU (`nvidia-smi` lists them), and set XLA_PYTHON_CLIENT_PREALLOCATE=false.",
+        ),
+    ),
 )
 KERNEL_RESOURCES = Problem(
     "kernel_resources",

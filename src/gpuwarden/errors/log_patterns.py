@@ -19,7 +19,7 @@ NOISE = (
     r"Unable to register cu(FFT|DNN|BLAS) factory",  # TensorFlow, at each start
     r"TF-TRT Warning|libnvinfer|TensorRT",
     r"computation.placer already registered|successful NUMA node read|Could not identify NUMA node",
-    r"not a failure, but may mean|If the cause is memory fragmentation|_threshold_bytes",  # TensorFlow's allocator
+    r"If the cause is memory fragmentation|_threshold_bytes",  # TensorFlow's allocator
     r"Ignore above cudart dlerror|All log messages before absl::InitializeLog",
     r"ptxas (warning|info)|Loaded cuDNN version|Rebuild TensorFlow with|not compiled to use: ",
     r"Use `?tf\.|\bdeprecated|DeprecationWarning|FutureWarning",
@@ -28,6 +28,10 @@ NOISE = (
 )
 
 LOG_PATTERNS = (
+    *list_patterns(
+        memory.MEMORY_WAS_SHORT,
+        r"not a failure, but (this )?may mean",  # TensorFlow's allocator
+    ),
     *list_patterns(
         memory.KILLED_BY_KERNEL,
         r"(Out of memory|oom-kill|cgroup out of memory).{0,20}: Kill(ed)? process|oom-kill:constraint|invoked oom-killer",  # Linux

@@ -41,7 +41,7 @@ PATTERNS = (
         memory.INPUT_OUT_OF_MEMORY,
         r"passed to \w+(:\d+)? transformation(?s:.*?)(OOM when allocating|Failed to allocate)",  # tf.data
         # tf.data within a compiled step, which runs on the host even if the step does not
-        r"(OOM when allocating|Failed to allocate memory)(?!.{0,400}(device:GPU|GPU_\d)).{0,400}\n\s*\[\[\{\{node IteratorGetNext\b",
+        r"(OOM when allocating|Failed to allocate memory)(?!.{0,400}(device:GPU|GPU_\d)).{0,400}\s+(\[\[\{\{node |\[Op:)\w*Iterator\w*GetNext",
         r"DataLoader worker (?s:.*)(\b|_Array)MemoryError\b",  # torch
         r"worker \(pid.{1,60}killed by signal: Killed",  # torch's loader: the kernel ended its worker
     ),

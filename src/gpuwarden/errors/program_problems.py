@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpuwarden.errors.problems import Cause, Problem
+from gpuwarden.errors.problems import FRAMEWORK_REGEXES, Cause, Problem, Step
+
+_PATH = r"({}):? '?(?P<path>/[^\s'\"]+)"  # of the file in an error of the operating system
 
 SHAPE_MISMATCH = Problem(
     "shape_mismatch",
@@ -33,6 +35,13 @@ DTYPE_MISMATCH = Problem(
         Cause("Mixed precision converts one operand and not the other."),
     ),
     "Convert one batch to the type of the model, e.g. tf.cast(x, tf.float32) or x.float().",
+    steps=(
+        Step(FRAMEWORK_REGEXES["jax"], "Convert one batch to the type of the model, e.g. x.astype(jnp.float32)."),
+        Step(FRAMEWORK_REGEXES["torch"], "Convert one batch to the type of the model, e.g. x.float()."),
+        Step(
+            FRAMEWORK_REGEXES["tensorflow"], "Convert one batch to the type of the model, e.g. tf.cast(x, tf.float32)."
+        ),
+    ),
 )
 DEVICE_MISMATCH = Problem(
     "device_mismatch",
@@ -77,6 +86,9 @@ FILE_NOT_FOUND = Problem(
         Cause("The file system is not mounted in the container or on this node."),
     ),
     "Check with `ls` that the path exists where the program runs.",
+    steps=(
+        Step(_PATH.format("No such file or directory|can't open file"), "Check `ls -l {path}` where the program runs."),
+    ),
 )
 PERMISSION_DENIED = Problem(
     "permission_denied",
@@ -87,6 +99,11 @@ PERMISSION_DENIED = Problem(
         Cause("The file system is mounted read-only."),
     ),
     "Check `ls -l` of the path as the user of the program.",
+    steps=(
+        Step(
+            _PATH.format("Permission denied|Read-only file system"), "Check `ls -l {path}` as the user of the program."
+        ),
+    ),
 )
 DISK_FULL = Problem(
     "disk_full",
@@ -97,6 +114,12 @@ DISK_FULL = Problem(
         Cause("The user's quota is used up."),
     ),
     "Check `df -h` and `df -i` of the path, and delete old checkpoints.",
+    steps=(
+        Step(
+            _PATH.format("No space left on device|Disk quota exceeded"),
+            "Check `df -h` and `df -i` of {path}, and delete old checkpoints.",
+        ),
+    ),
 )
 PROCESS_LIMIT = Problem(
     "process_limit",
@@ -118,6 +141,21 @@ MISSING_MODULE = Problem(
         Cause("The installed version does not have that name."),
     ),
     "Install the package with the Python that runs the program: `python -m pip install NAME`.",
+    steps=(
+        Step(
+            r"No module named '?(?P<name>[A-Za-z]\w*)",
+            "Install the package of {name} with the Python that runs the program: `python -m pip install {name}`, if "
+            "that is its name.",
+        ),
+        Step(
+            r"cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)'",
+            "Install a version of {module} that has {name}, or the version that the program asks for.",
+        ),
+        Step(
+            r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'",
+            "Install a version of {module} that has {name}, or the version that the program asks for.",
+        ),
+    ),
 )
 ASSERTION_FAILED = Problem(
     "assertion_failed",

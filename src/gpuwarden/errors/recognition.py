@@ -44,6 +44,15 @@ def find_problem(text: str) -> Problem | None:
     return _refine_memory(text) if problem is DEVICE_OUT_OF_MEMORY else problem
 
 
+def find_step(problem: Problem, *texts: str) -> str:
+    """Return the first step that fits the first of the texts that has one, or else the problem's own."""
+    for text in texts:
+        for step in problem.steps:
+            if found := re.search(step.regex, text, re.IGNORECASE):
+                return step.text.format_map(found.groupdict())
+    return problem.first_step
+
+
 def find_log_problem(text: str) -> Problem | None:
     """Return the problem that a line shows which is an error wherever it stands, in an informative message too."""
     return next((each.problem for each in LOG_PATTERNS if re.search(each.regex, text, re.IGNORECASE)), None)

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from gpuwarden.doctor.model import CheckResult, Context
 from gpuwarden.doctor.runner.checks import run_checks
-from gpuwarden.errors.problems import Cause, Problem
-
-FRAMEWORK_REGEXES = {"tensorflow": r"tensorflow|keras", "torch": r"torch", "jax": r"\bjax|xla"}
+from gpuwarden.errors.problems import FRAMEWORK_REGEXES, Cause, Problem
 
 
 @dataclass(frozen=True, slots=True)
