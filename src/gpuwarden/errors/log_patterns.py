@@ -63,7 +63,8 @@ LOG_PATTERNS = (
         # Linux: a call into the driver, or into a tool that waits for it; GSP is the GPU's firmware
         r"task (nvidia|nv_|irq/\d+-nvidia|UVM|cuda|X)\S*:\d+ blocked for more than \d+ seconds",
         r"\[nvidia(_\w+)?\]\s*$|NVRM: .{0,60}(GSP|RPC).{0,60}(time ?out|timed out|failed|fault|crash)",
-        r"NVRM: .{0,80}(time ?out|timed out|heartbeat)|\| *ERR! *(\||ERR!)|\bERR! +\w",
+        r"NVRM: .{0,80}(time ?out|timed out|heartbeat)",
+        r"\bERR!.{1,60}\bERR!",  # nvidia-smi; a single one passes
     ),
     *list_patterns(
         compatibility.DRIVER_LIBRARY_MISMATCH,

@@ -134,6 +134,7 @@ PATTERNS = (
         compatibility.DRIVER_TOO_OLD,
         r"driver version is insufficient|driver .{1,40}too old",
         r"forward compatibility was attempted",
+        r"CUDA initialization failure with error: 35\b",  # TensorRT
         r"unsupported toolchain",  # a library's code is newer than the driver
     ),
     *list_patterns(
@@ -161,6 +162,7 @@ PATTERNS = (
         r"(could not|error before) (create|creating) cudnn handle",
         r"failed to create cublas handle|cuSolver (internal|initialization) error",
         r"cublasCreate|cusolverDnCreate",
+        r"dnn != nullptr",  # XLA
         r"(no|without) BLAS support|Get(Convolve|Rnn)\w*Algorithms",  # TensorFlow
     ),
     *list_patterns(
@@ -200,7 +202,7 @@ PATTERNS = (
         compatibility.CUDA_MISMATCH,
         r"version mismatch|VERSION_MISMATCH|Outdated \w+ installation found",
         r"Unable to load any of",
-        r"undefined symbol",
+        r"undefined symbol|cudaGetError\w+ symbol not found",
         r"were compiled with different CUDA|error: CUDNN_STATUS_SUCCESS",  # torch
         r"SharedObjectSymbolNotFound|with link time reference|mismatches the version that was used to compile|stub library",
         r"CUDA extension",
@@ -233,6 +235,7 @@ PATTERNS = (
         device.DRIVER_INIT_FAILED,
         r"CUDA unknown error|cudaGetDeviceCount\W.{0,20}unknown error|named symbol not found",
         r"implicit initialization on GPU:\d+ failed|cudaSuccess \(30 vs|driver initialization failed",
+        r"Can't initialize NVML|CUDA initialization failure",  # torch, TensorRT
     ),
     *list_patterns(
         device.NO_DEVICE_VISIBLE,
@@ -281,7 +284,7 @@ PATTERNS = (
         # CUDA, TensorFlow
         r"launch fail(ed|ure)|fail(ed|ure) to launch",
         r"cu(da)?LaunchKernel",
-        r"Unexpected Event status|GPU sync failed|CUDNN_STATUS_SUCCESS \(",  # TensorFlow
+        r"Unexpected Event status|GPU sync failed|in an error state|CUDNN_STATUS_SUCCESS \(",  # TensorFlow
         r"internal error when calling .?cusparse",  # cuSPARSE, by torch
         r"Failed to enqueue|Failed to call (Then|Do)Rnn|cublas error",
         r"failed to (run|execute) .{0,40}(kernel|cuDNN|cuBLAS)",
