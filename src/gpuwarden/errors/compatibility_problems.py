@@ -147,7 +147,7 @@ PACKAGE_MISMATCH = Problem(
 AUTOTUNING_FAILED = Problem(
     "autotuning_failed",
     "library_mismatch",
-    "no implementation of an operation works on this GPU (autotuning)",
+    "no working kernel found (autotuning)",
     (
         Cause("XLA or cuDNN of this version has none for this operation, type and GPU.", ("framework.gpus",)),
         Cause("GPU memory is full while the candidates are tried.", ("memory.gpu",)),

@@ -85,7 +85,7 @@ MPS_FAILED = Problem(
 CUDA_AFTER_FORK = Problem(
     "cuda_after_fork",
     "no_device",
-    "CUDA not usable in this process, perhaps after a fork",
+    "CUDA not usable in this process (fork)",
     (
         Cause("The parent used CUDA before it forked this process, such as a loader worker."),
         Cause("The driver could not start.", ("device.uvm", "gpu.xids")),
@@ -241,7 +241,7 @@ PEER_ACCESS = Problem(
 GRAPH_CAPTURE = Problem(
     "graph_capture",
     "kernel_launch",
-    "operation that a CUDA graph cannot capture",
+    "operation not allowed in a CUDA graph",
     (
         Cause("The captured step synchronizes, allocates or uses another stream."),
         Cause("An earlier error ended the capture."),
@@ -252,7 +252,7 @@ GRAPH_CAPTURE = Problem(
 NOT_SUPPORTED_HERE = Problem(
     "not_supported_here",
     "other",
-    "operation that this GPU, driver or container does not support or permit",
+    "operation not supported or permitted here",
     (
         Cause("A container, a virtual GPU (license), MIG or WSL lacks it."),
         Cause("The GPU or the driver is too old for it.", ("framework.driver", "framework.gpus")),

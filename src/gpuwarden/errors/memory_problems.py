@@ -28,7 +28,7 @@ DEVICE_OUT_OF_MEMORY = Problem(
 MEMORY_WAS_SHORT = Problem(
     "memory_was_short",
     "other",
-    "GPU memory was short for a moment, which is no failure",
+    "GPU memory short for a moment, no failure",
     (Cause("An algorithm that needs more memory was tried, and another one taken."),),
     "Look elsewhere for the cause of a failure; with more free memory the operation may be faster.",
 )

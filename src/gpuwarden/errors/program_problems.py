@@ -177,7 +177,7 @@ NETWORK_ERROR = Problem(
 PROGRAM_ERROR = Problem(
     "program_error",
     "other",
-    "error in the program",
-    (Cause("The message and the innermost line of your own code say what and where."),),
+    "error of no known class, raised by the program",
+    (Cause("Nothing more is known of this message; it and the innermost line of your own code say what and where."),),
     "Read the message and the line of your own code where it was raised.",
 )
