@@ -49,13 +49,13 @@ def test_a_driver_that_hangs_is_no_error_of_the_program() -> None:
     for text in (
         "INFO: task nvidia-smi:4711 blocked for more than 120 seconds.",
         "NVRM: _kgspRpcRecvPoll: GPU0: Timeout waiting for RPC from GSP! Expected function 76 (GSP_RM_CONTROL)",
-        " nvidia_unlocked_ioctl+0x447/0x950 [nvidia]",
+        " os_acquire_rwlock_write+0x3b/0x50 [nvidia]",
         "|ERR!  ERR! ERR!    ERR! / ERR! |      0MiB / 46068MiB |    ERR!      Default |",
     ):
         problem = find_problem(text)
         assert problem is not None, text
         assert problem.name == "driver_hangs", text
-    for text in ("| N/A   29C    P0   ERR! / 250W |", "INFO: task python3:99 started", "task foo: [nvidia] loaded"):
+    for text in ("| N/A   29C    P0   ERR! / 250W |", "INFO: task python3:99 started", "runtimes: [nvidia]"):
         assert find_problem(text) is None
 
 

@@ -58,6 +58,11 @@ def test_steps_are_complete() -> None:
         ("nvidia-container-cli: load library failed: libnvidia-ml.so.1: cannot open", "host's driver"),
         ("docker: could not select device driver with capabilities: [[gpu]].", "Install the NVIDIA Container Toolkit"),
         ("ncclInvalidUsage: Duplicate GPU detected : rank 3 and rank 0 both on CUDA device f000", "ranks 3 and 0"),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040).", "has CUDA 11.4"),
+        (
+            "ResourceExhaustedError: OOM when allocating tensor with shape[64,512] device:CPU:0 [Op:IteratorGetNext]",
+            "smaller shuffle buffers",
+        ),
         ("ModuleNotFoundError: No module named 'einops'", "pip install einops"),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.csv'", "ls -l /data/train.csv"),
         ("OSError: [Errno 28] No space left on device: '/scratch/ckpt'", "of /scratch/ckpt"),

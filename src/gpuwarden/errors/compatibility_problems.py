@@ -16,6 +16,12 @@ DRIVER_TOO_OLD = Problem(
         ),
     ),
     "Update the NVIDIA driver, or install a framework build for an older CUDA.",
+    steps=(
+        Step(
+            r"too old \(found version (?P<major>\d\d)0(?P<minor>\d)0\)",  # torch
+            "Update the NVIDIA driver, which has CUDA {major}.{minor}, or install a build of torch for that CUDA.",
+        ),
+    ),
 )
 DRIVER_LIBRARY_MISMATCH = Problem(
     "driver_library_mismatch",

@@ -60,10 +60,10 @@ LOG_PATTERNS = (
     ),
     *list_patterns(
         device.DRIVER_HANGS,
-        # Linux: a call into the driver, or into a tool that waits for it; GSP is the GPU's firmware
+        # Linux: a task that waits in the driver; GSP is the GPU's firmware
         r"task (nvidia|nv_|irq/\d+-nvidia|UVM|cuda|X)\S*:\d+ blocked for more than \d+ seconds",
-        r"\[nvidia(_\w+)?\]\s*$|NVRM: .{0,60}(GSP|RPC).{0,60}(time ?out|timed out|failed|fault|crash)",
-        r"NVRM: .{0,80}(time ?out|timed out|heartbeat)",
+        r"\bos_(cond_)?acquire_\w+\+0x\S+ \[nvidia|NVRM: (?!Xid).{0,60}(GSP|RPC).{0,60}(time ?out|timed out|failed|fault|crash)",
+        r"NVRM: (?!Xid).{0,80}(time ?out|timed out|heartbeat)",
         r"\bERR!.{1,60}\bERR!",  # nvidia-smi; a single one passes
     ),
     *list_patterns(

@@ -19,7 +19,7 @@ COLLECTIVE_FAILED = Problem(
         Step(
             r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device (?P<gpu>\w+)",
             "Give ranks {one} and {other} a GPU each (both use that of PCI bus {gpu}): "
-            "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), and no more ranks than GPUs.",
+            "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), with one rank for each GPU.",
         ),
         Step(
             r"EADDRINUSE|Address already in use",
