@@ -44,6 +44,21 @@ def test_training_process_looks_for_kinds_only() -> None:
     assert {each.problem.kind for each in OTHER_PATTERNS} == {"other"}
 
 
+def test_a_driver_that_hangs_is_no_error_of_the_program() -> None:
+    """The kernel's words for tasks inside the driver, GSP's for its timeouts, and the table of nvidia-smi."""
+    for text in (
+        "INFO: task nvidia-smi:4711 blocked for more than 120 seconds.",
+        "NVRM: _kgspRpcRecvPoll: GPU0: Timeout waiting for RPC from GSP! Expected function 76 (GSP_RM_CONTROL)",
+        " os_acquire_rwlock_write+0x3b/0x50 [nvidia]",
+        "|ERR!  ERR! ERR!    ERR! / ERR! |      0MiB / 46068MiB |    ERR!      Default |",
+    ):
+        problem = find_problem(text)
+        assert problem is not None, text
+        assert problem.name == "driver_hangs", text
+    for text in ("| N/A   29C    P0   ERR! / 250W |", "INFO: task python3:99 started", "runtimes: [nvidia]"):
+        assert find_problem(text) is None
+
+
 def test_unknown_text_is_no_problem() -> None:
     """Text without a known error has no problem."""
     for text in ("", "Epoch 1/3", "ValueError: n must be positive", "loss: 0.3 accuracy: 0.9"):

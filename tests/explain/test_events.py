@@ -302,8 +302,6 @@ def test_noise_of_every_start_is_no_error() -> None:
             "2024-05-10 09:14:00.2: W tensorflow/x/py_utils.cc:38] TF-TRT Warning: Could not find TensorRT\n"
             "2024-05-10 09:14:00.2: W x/dso_loader.cc:64] Could not load dynamic library 'libnvinfer.so.7'; dlerror\n"
             "2024-05-10 09:14:00.3: I tensorflow/x/gpu_device.cc:2019] Created device with 13272 MB memory: CUDA\n"
-            "2024-05-10 09:14:00.4: W x/bfc_allocator.cc:290] Allocator (GPU_0_bfc) ran out of memory, allocating "
-            "2.00GiB. The caller indicates that this is not a failure, but may mean that there could be gains\n"
         )
         == []
     )

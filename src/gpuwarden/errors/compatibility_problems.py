@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwarden.errors.problems import Cause, Problem
+from gpuwarden.errors.problems import FRAMEWORK_REGEXES, Cause, Problem, Step, install_steps
 
 DRIVER_TOO_OLD = Problem(
     "driver_too_old",
@@ -16,6 +16,12 @@ DRIVER_TOO_OLD = Problem(
         ),
     ),
     "Update the NVIDIA driver, or install a framework build for an older CUDA.",
+    steps=(
+        Step(
+            r"too old \(found version (?P<major>\d\d)0(?P<minor>\d)0\)",  # torch
+            "Update the NVIDIA driver, which has CUDA {major}.{minor}, or install a build of torch for that CUDA.",
+        ),
+    ),
 )
 DRIVER_LIBRARY_MISMATCH = Problem(
     "driver_library_mismatch",
@@ -26,6 +32,20 @@ DRIVER_LIBRARY_MISMATCH = Problem(
         Cause("The container or LD_LIBRARY_PATH brings libraries of another driver.", ("framework.libraries",)),
     ),
     "Reboot, or unload and load the NVIDIA kernel modules.",
+    steps=(
+        Step(
+            # TensorFlow
+            r"kernel version (?P<kernel>\d[\d.]*\d) does not match DSO version (?P<library>\d[\d.]*\d)",
+            "Reboot, as the kernel module is {kernel} and the libraries are {library}; in a container remove the "
+            "image's own libcuda.so.",
+        ),
+        Step(
+            # Linux
+            r"client has the version (?P<library>\d[\d.]*\d)(?s:.*?) has the version (?P<kernel>\d[\d.]*\d)",
+            "Reboot, as the kernel module is {kernel} and the libraries are {library}; in a container remove the "
+            "image's own libraries of the driver.",
+        ),
+    ),
 )
 CUDNN_MISMATCH = Problem(
     "cudnn_mismatch",
@@ -36,8 +56,8 @@ CUDNN_MISMATCH = Problem(
         Cause("LD_LIBRARY_PATH puts another cuDNN before the framework's own.", ("framework.libraries",)),
         Cause("GPU memory is full, so that cuDNN cannot start.", ("memory.gpu",)),
     ),
-    "Unset LD_LIBRARY_PATH and reinstall the framework with its own CUDA packages, e.g. `pip install "
-    "'tensorflow[and-cuda]'`.",
+    "Unset LD_LIBRARY_PATH and reinstall the framework with its own CUDA packages.",
+    steps=install_steps("Unset LD_LIBRARY_PATH and reinstall the framework with its own CUDA packages: {}."),
 )
 CUDA_MISMATCH = Problem(
     "cuda_mismatch",
@@ -69,6 +89,17 @@ LIBRARY_INIT_FAILED = Problem(
         *("library_not_found", "unsupported_compute_capability", "device_assert", "illegal_address", "ecc_error"),
         *("gpu_lost", "gpu_fault", "no_device_visible"),
     ),
+    (
+        Step(
+            FRAMEWORK_REGEXES["jax"],
+            "Free GPU memory (`nvidia-smi` shows its users), and set XLA_PYTHON_CLIENT_PREALLOCATE=false; then compare "
+            "the library's version with jaxlib's.",
+        ),
+        Step(
+            FRAMEWORK_REGEXES["torch"],
+            "Free GPU memory (`nvidia-smi` shows its users); then compare the library's version with torch's.",
+        ),
+    ),
 )
 LIBRARY_NOT_FOUND = Problem(
     "library_not_found",
@@ -79,7 +110,18 @@ LIBRARY_NOT_FOUND = Problem(
         Cause("The library is installed, but the loader does not search its folder.", ("framework.libraries",)),
         Cause("The framework needs another version of CUDA than the one installed.", ("framework.build",)),
     ),
-    "Install the framework with its CUDA libraries in this environment, e.g. `pip install 'tensorflow[and-cuda]'`.",
+    "Install the package that has the library in this environment; the message names it.",
+    steps=(
+        Step(
+            r"JIT_COMPILER_NOT_FOUND|PTX JIT compiler library|libnvidia-[\w-]+\.so|libcuda\.so",
+            "Reinstall the driver, to which it belongs; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
+        ),
+        Step(
+            r"(?P<library>lib(?!cu|nv|nccl|tensorflow|torch|c10|tensorrt)[\w.+-]+\.so[\w.]*): cannot open",
+            "Install the system's package that has {library}, such as with apt or conda.",
+        ),
+        *install_steps("Install the framework with its CUDA libraries in this environment: {}."),
+    ),
 )
 UNSUPPORTED_COMPUTE_CAPABILITY = Problem(
     "unsupported_compute_capability",
@@ -91,6 +133,12 @@ UNSUPPORTED_COMPUTE_CAPABILITY = Problem(
         Cause("An extension was compiled for another GPU."),
     ),
     "Install a framework build that lists this GPU's compute capability.",
+    steps=(
+        Step(
+            r"(?P<capability>sm_\d+\w?) is not compatible with the current PyTorch",
+            "Install a build of torch that lists {capability}: pick the newest CUDA at https://pytorch.org.",
+        ),
+    ),
 )
 PACKAGE_MISMATCH = Problem(
     "package_mismatch",
@@ -101,6 +149,21 @@ PACKAGE_MISMATCH = Problem(
         Cause("A binary package was built for another version of NumPy, of the framework or of the C library."),
     ),
     "Install the packages again together, in a new environment, with the versions that the message names.",
+)
+AUTOTUNING_FAILED = Problem(
+    "autotuning_failed",
+    "library_mismatch",
+    "no working kernel found (autotuning)",
+    (
+        Cause("XLA or cuDNN of this version has none for this operation, type and GPU.", ("framework.gpus",)),
+        Cause("GPU memory is full while the candidates are tried.", ("memory.gpu",)),
+        Cause("The installed cuDNN is not the framework's own.", ("framework.packages", "framework.libraries")),
+    ),
+    # jax-ml/jax#33715, ROCm/TheRock#4270
+    "Run once with XLA_FLAGS=--xla_gpu_autotune_level=0; if that helps, try another version of the framework, e.g. of "
+    "jaxlib.",
+    ("device_out_of_memory", "library_init_failed", "cudnn_mismatch", "library_not_found"),
+    (Step(r"engine config|execution plan", "Update cuDNN and the framework, so that they have this operation."),),
 )
 XLA_COMPILE = Problem(
     "xla_compile",

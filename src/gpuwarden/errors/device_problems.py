@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from gpuwarden.errors.problems import Cause, Problem
+from gpuwarden.errors.problems import FRAMEWORK_REGEXES, Cause, Problem, Step, install_steps
 
 _NOT_USABLE = (  # reasons for a framework without a GPU
     *("no_device_visible", "cpu_only_build", "driver_not_loaded", "driver_too_old", "driver_library_mismatch"),
     *("driver_init_failed", "library_not_found", "cudnn_mismatch", "cuda_mismatch", "unsupported_compute_capability"),
-    *("device_permission", "container_runtime", "gpu_lost", "package_mismatch"),
+    *("device_permission", "container_runtime", "gpu_lost", "package_mismatch", "fabric_not_ready", "mps_failed"),
+    *("cuda_after_fork", "driver_hangs"),
 )
-HARDWARE = ("ecc_error", "gpu_lost", "gpu_fault", "gpu_recovery")
+HARDWARE = ("ecc_error", "gpu_lost", "gpu_fault", "gpu_recovery", "nvlink_error", "driver_hangs")
 
 NO_DEVICE_VISIBLE = Problem(
     "no_device_visible",
@@ -33,6 +34,7 @@ CPU_ONLY_BUILD = Problem(
     ),
     "Install the CUDA build: `pip install 'tensorflow[and-cuda]'`, `pip install 'jax[cuda13]'`, or torch from its CUDA "
     "index.",
+    steps=install_steps("Install the CUDA build: {}."),
 )
 DRIVER_NOT_LOADED = Problem(
     "driver_not_loaded",
@@ -52,10 +54,44 @@ DRIVER_INIT_FAILED = Problem(
     (
         Cause("The module nvidia_uvm is not loaded, or its device node is missing.", ("device.uvm",)),
         Cause("The driver lost the GPU, e.g. after suspend or an XID.", ("gpu.xids",)),
-        Cause("On a machine with NVSwitch, the fabric manager does not run.", ("gpu.fabric",)),
     ),
     "Run `sudo modprobe nvidia_uvm` and `nvidia-smi`; if that does not help, reboot.",
-    ("driver_library_mismatch", "gpu_lost", "gpu_fault", "driver_not_loaded", "device_permission"),
+    ("driver_library_mismatch", *HARDWARE, "driver_not_loaded", "device_permission", "fabric_not_ready"),
+)
+FABRIC_NOT_READY = Problem(
+    "fabric_not_ready",
+    "no_device",
+    "NVLink fabric not ready (error 802)",
+    (
+        Cause("The fabric manager does not run, or has another version than the driver.", ("gpu.fabric",)),
+        Cause("An NVSwitch or a link failed.", ("gpu.xids",)),
+        Cause("The machine has no NVSwitch (NV_WARN_NOTHING_TO_DO), and needs no fabric manager."),
+    ),
+    "Check `systemctl status nvidia-fabricmanager`; install the driver's exact version of it, and start it.",
+    ("nvlink_error", "driver_library_mismatch"),
+)
+MPS_FAILED = Problem(
+    "mps_failed",
+    "no_device",
+    "MPS server missing, full or lost",
+    (
+        Cause("No MPS server runs where CUDA_MPS_PIPE_DIRECTORY points, e.g. in a container."),
+        Cause("The fault of another client ended the server, or all clients of a GPU."),
+        Cause("More clients than a GPU allows."),
+    ),
+    "Restart the server (`echo quit | nvidia-cuda-mps-control`, then `nvidia-cuda-mps-control -d`), then all clients.",
+    HARDWARE,
+)
+CUDA_AFTER_FORK = Problem(
+    "cuda_after_fork",
+    "no_device",
+    "CUDA not usable in this process (fork)",
+    (
+        Cause("The parent used CUDA before it forked this process, such as a loader worker."),
+        Cause("The driver could not start.", ("device.uvm", "gpu.xids")),
+    ),
+    "Start workers with the `spawn` method, and use CUDA only in them; if nothing forks, run `nvidia-smi`.",
+    ("driver_library_mismatch", "driver_not_loaded", "device_permission", *HARDWARE),
 )
 INVALID_DEVICE = Problem(
     "invalid_device",
@@ -92,6 +128,20 @@ CONTAINER_RUNTIME = Problem(
     "Install the NVIDIA Container Toolkit on the host, run `nvidia-ctk runtime configure`, and restart the container "
     "daemon.",
     ("driver_library_mismatch", "driver_too_old", "driver_not_loaded", "device_permission"),
+    (
+        Step(
+            r"/(?P<library>lib(cuda|nvidia)[\w.-]*): file exists",
+            "Build the image again without the driver's packages: it carries {library}, where the host's is mounted.",
+        ),
+        Step(
+            r"libnvidia-ml\.so\S*: cannot open|driver not loaded|load library failed",
+            "Install the host's driver, until `nvidia-smi` works there: the toolkit runs, and does not find it.",
+        ),
+        Step(
+            r"nvidia-container-cli: |Auto-detected mode",
+            "Run `nvidia-smi` and `nvidia-container-cli -k -d /dev/tty info` on the host: the toolkit failed.",
+        ),
+    ),
 )
 DEVICE_PERMISSION = Problem(
     "device_permission",
@@ -157,6 +207,28 @@ XID_NOTICE = Problem(
     (Cause("The driver logs it for information, or after another XID or the end of a program."),),
     "Look for other XIDs of that time in `journalctl -k`.",
 )
+NVLINK_ERROR = Problem(
+    "nvlink_error",
+    "hardware",
+    "error of NVLink or an NVSwitch",
+    (
+        Cause("A link, a GPU or an NVSwitch failed.", ("gpu.xids", "gpu.fabric")),
+        Cause("The process at the other end of the link ended first."),
+    ),
+    "Find the link with `journalctl -k | grep -i xid` and `nvidia-smi nvlink -e`; after a fatal error reset all GPUs "
+    "that share it, and restart the fabric manager.",
+)
+DRIVER_HANGS = Problem(
+    "driver_hangs",
+    "hardware",
+    "GPU or driver that does not answer",
+    (
+        Cause("The GPU, its power or its firmware (GSP) failed.", ("gpu.xids", "gpu.pcie")),
+        Cause("A bug of the driver."),
+    ),
+    "Read `journalctl -k` for the first line of NVRM, reset the GPU with `nvidia-smi -r`, or reboot.",
+    ("ecc_error", "gpu_lost", "gpu_fault", "nvlink_error"),
+)
 ILLEGAL_ADDRESS = Problem(
     "illegal_address",
     "illegal_address",
@@ -180,6 +252,54 @@ DEVICE_ASSERT = Problem(
         Cause("A value is NaN or outside of [0, 1] where the loss needs a probability."),
     ),
     "Run the step on the CPU, where the message names the operation, and check labels and indices.",
+)
+PEER_ACCESS = Problem(
+    "peer_access",
+    "kernel_launch",
+    "no direct access between two GPUs",
+    (
+        Cause("The GPUs, the board, the IOMMU or a container allow none.", ("gpu.fabric",)),
+        Cause("More peers than a GPU allows."),
+    ),
+    "Compare `nvidia-smi topo -p2p r`, and run with NCCL_P2P_DISABLE=1.",
+    HARDWARE,
+)
+GRAPH_CAPTURE = Problem(
+    "graph_capture",
+    "kernel_launch",
+    "operation not allowed in a CUDA graph",
+    (
+        Cause("The captured step synchronizes, allocates or uses another stream."),
+        Cause("An earlier error ended the capture."),
+    ),
+    "Run once without CUDA graphs: an earlier error shows then; exclude the operation from the capture.",
+    (*HARDWARE, "illegal_address", "device_assert", "device_out_of_memory"),
+)
+NOT_SUPPORTED_HERE = Problem(
+    "not_supported_here",
+    "other",
+    "operation not supported or permitted here",
+    (
+        Cause("A container, a virtual GPU (license), MIG or WSL lacks it."),
+        Cause("The GPU or the driver is too old for it.", ("framework.driver", "framework.gpus")),
+    ),
+    "Find the operation in the traceback, try it outside of the container, and switch that feature off.",
+    HARDWARE,
+)
+CALL_REFUSED = Problem(
+    "call_refused",
+    "other",
+    "call that CUDA refused",
+    (
+        Cause("An argument, handle or context is not valid: a bug of an extension, or CUDA used as the process ends."),
+        Cause("An earlier error left the context unusable."),
+        Cause("Packages of different CUDA versions.", ("framework.packages",)),
+    ),
+    "Look for an earlier error; if there is none, run once with CUDA_LAUNCH_BLOCKING=1 to find the operation.",
+    (
+        *(*HARDWARE, "mps_failed", "illegal_address", "device_assert", "kernel_launch_failed", "device_out_of_memory"),
+        *("host_out_of_memory", "launch_timeout", "cuda_after_fork"),
+    ),
 )
 KERNEL_LAUNCH_FAILED = Problem(
     "kernel_launch_failed",
@@ -211,6 +331,12 @@ CUBLAS_LAUNCH_FAILED = Problem(
     ),
     "End other processes on the GPU (`nvidia-smi` lists them), and set TF_FORCE_GPU_ALLOW_GROWTH=true.",
     KERNEL_LAUNCH_FAILED.follows,
+    (
+        Step(
+            FRAMEWORK_REGEXES["jax"],
+            "End other processes on the GPU (`nvidia-smi` lists them), and set XLA_PYTHON_CLIENT_PREALLOCATE=false.",
+        ),
+    ),
 )
 KERNEL_RESOURCES = Problem(
     "kernel_resources",

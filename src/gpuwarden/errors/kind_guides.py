@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gpuwarden.errors.recognition import find_problem
+from gpuwarden.errors.recognition import find_problem, find_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ ERROR_GUIDES: Mapping[str, Guide] = {  # by ErrorKind
         "#gpu-not-used",
     ),
     "hardware": Guide(
-        "The GPU's memory has an uncorrectable error (ECC).",
+        "A GPU, its memory (ECC) or a link failed.",
         "Run it again; if it recurs, take the GPU out of use.",
         "../reference/alerts.md#gpuuncorrectedmemoryerrors",
     ),
@@ -92,7 +92,8 @@ def find_error_guide(kind: str) -> Guide:
 @lru_cache(maxsize=256)  # the status page asks for the same errors at each poll, and a search takes milliseconds
 def find_text_guide(kind: str, exception: str, text: str) -> Guide:
     """Return the guide of the problem that an error's text shows, or else that of its kind."""
-    problem = find_problem(f"{exception}: {text}")
+    shown = f"{exception}: {text}"
+    problem = find_problem(shown)
     if problem is None or problem.kind != kind:
         return find_error_guide(kind)
-    return Guide(f"{problem.title[0].upper()}{problem.title[1:]}.", problem.first_step)
+    return Guide(f"{problem.title[0].upper()}{problem.title[1:]}.", find_step(problem, shown))

@@ -19,15 +19,19 @@ NOISE = (
     r"Unable to register cu(FFT|DNN|BLAS) factory",  # TensorFlow, at each start
     r"TF-TRT Warning|libnvinfer|TensorRT",
     r"computation.placer already registered|successful NUMA node read|Could not identify NUMA node",
-    r"not a failure, but may mean|If the cause is memory fragmentation|_threshold_bytes",  # TensorFlow's allocator
+    r"If the cause is memory fragmentation|_threshold_bytes",  # TensorFlow's allocator
     r"Ignore above cudart dlerror|All log messages before absl::InitializeLog",
     r"ptxas (warning|info)|Loaded cuDNN version|Rebuild TensorFlow with|not compiled to use: ",
-    r"Use `?tf\.|deprecated|DeprecationWarning|FutureWarning",
+    r"Use `?tf\.|\bdeprecated|DeprecationWarning|FutureWarning",
     r"to disable these checks|Your CPU supports instructions",
     r"CellExecutionError: An error occurred while executing",  # nbclient; the error of the cell follows
 )
 
 LOG_PATTERNS = (
+    *list_patterns(
+        memory.MEMORY_WAS_SHORT,
+        r"not a failure, but (this )?may mean",  # TensorFlow's allocator
+    ),
     *list_patterns(
         memory.KILLED_BY_KERNEL,
         r"(Out of memory|oom-kill|cgroup out of memory).{0,20}: Kill(ed)? process|oom-kill:constraint|invoked oom-killer",  # Linux
@@ -35,6 +39,23 @@ LOG_PATTERNS = (
         r"\bOOMKilled\b|\boom_killed\b|by the kernel's OOM killer",  # Kubernetes, gpuwarden
     ),
     *list_patterns(device.GPU_FAULT, r"RmInitAdapter failed|rm_init_adapter failed"),
+    *list_patterns(
+        device.NVLINK_ERROR,
+        r"\bSXid \(",  # Linux, of an NVSwitch
+    ),
+    *list_patterns(
+        device.FABRIC_NOT_READY,
+        r"fabric ?manager.{0,80}(fail|don't match|does not match|mismatch|error)",
+        r"NVSwitch device information .{0,40}failed",
+    ),
+    *list_patterns(
+        device.DRIVER_HANGS,
+        # Linux: a task that waits in the driver; GSP is the GPU's firmware
+        r"task (nvidia|nv_|irq/\d+-nvidia|UVM|cuda|X)\S*:\d+ blocked for more than \d+ seconds",
+        r"\bos_(cond_)?acquire_\w+\+0x\S+ \[nvidia|NVRM: (?!Xid).{0,60}(GSP|RPC).{0,60}(time ?out|timed out|failed|fault|crash)",
+        r"NVRM: (?!Xid).{0,80}(time ?out|timed out|heartbeat)",
+        r"\bERR!.{1,60}\bERR!",  # nvidia-smi; a single one passes
+    ),
     *list_patterns(
         compatibility.DRIVER_LIBRARY_MISMATCH,
         r"NVRM: API mismatch",  # Linux

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwarden.errors.problems import Cause, Problem
+from gpuwarden.errors.problems import FRAMEWORK_REGEXES, Cause, Problem, Step
 
 DEVICE_OUT_OF_MEMORY = Problem(
     "device_out_of_memory",
@@ -14,6 +14,23 @@ DEVICE_OUT_OF_MEMORY = Problem(
         Cause("Memory leaks from step to step, e.g. losses or outputs kept in a list."),
     ),
     "End processes that should not be on the GPU, then use a smaller batch.",
+    steps=(
+        Step(
+            r"Process (?P<pid>\d+) has (?P<held>[\d.]+ [KMG]iB) memory in use",  # torch
+            "End process {pid} if it should not be on the GPU: it holds {held}; then use a smaller batch.",
+        ),
+        Step(
+            r"Tried to allocate (?P<requested>[\d.]+ [KMG]iB)(?s:.*?) of which (?P<free>[\d.]+ [KMG]iB) is free",
+            "Use a smaller batch: an allocation of {requested} failed with {free} free on the GPU.",
+        ),
+    ),
+)
+MEMORY_WAS_SHORT = Problem(
+    "memory_was_short",
+    "other",
+    "GPU memory short for a moment, no failure",
+    (Cause("An algorithm that needs more memory was tried, and another one taken."),),
+    "Look elsewhere for the cause of a failure; with more free memory the operation may be faster.",
 )
 DEVICE_FRAGMENTATION = Problem(
     "device_fragmentation",
@@ -25,6 +42,10 @@ DEVICE_FRAGMENTATION = Problem(
         Cause("Another process holds memory of the GPU.", ("memory.gpu",)),
     ),
     "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (torch) or TF_GPU_ALLOCATOR=cuda_malloc_async (TensorFlow).",
+    steps=(
+        Step(FRAMEWORK_REGEXES["torch"], "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."),
+        Step(FRAMEWORK_REGEXES["tensorflow"], "Set TF_GPU_ALLOCATOR=cuda_malloc_async."),
+    ),
 )
 HOST_OUT_OF_MEMORY = Problem(
     "host_out_of_memory",

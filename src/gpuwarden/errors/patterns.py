@@ -7,19 +7,24 @@ sample there.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from gpuwarden.errors import compatibility_problems as compatibility
 from gpuwarden.errors import device_problems as device
 from gpuwarden.errors import memory_problems as memory
-from gpuwarden.errors.problems import Pattern, list_patterns
+from gpuwarden.errors import program_problems as program
+from gpuwarden.errors.problems import Pattern, Problem, list_patterns
 from gpuwarden.errors.program_patterns import PROGRAM_PATTERNS
+from gpuwarden.errors.status_codes import find_statuses
 
 
-def find_pattern(text: str) -> tuple[Pattern, re.Match[str]] | None:
-    """Return the first pattern that an exception's text has, and where; `text` is its type, a colon, its message."""
-    for pattern in PATTERNS:
-        if found := re.search(pattern.regex, text, re.IGNORECASE):
-            return pattern, found
+def find_pattern(text: str, patterns: Iterable[Pattern] | None = None) -> tuple[Problem, re.Match[str]] | None:
+    """Return the first problem whose status code or text an exception has, and where; `text` begins with its type."""
+    statuses = find_statuses(text)
+    for pattern in PATTERNS if patterns is None else patterns:
+        found = statuses.get(pattern.problem.name) or re.search(pattern.regex, text, re.IGNORECASE)
+        if found:
+            return pattern.problem, found
     return None
 
 
@@ -36,7 +41,7 @@ PATTERNS = (
         memory.INPUT_OUT_OF_MEMORY,
         r"passed to \w+(:\d+)? transformation(?s:.*?)(OOM when allocating|Failed to allocate)",  # tf.data
         # tf.data within a compiled step, which runs on the host even if the step does not
-        r"(OOM when allocating|Failed to allocate memory)(?!.{0,400}(device:GPU|GPU_\d)).{0,400}\n\s*\[\[\{\{node IteratorGetNext\b",
+        r"(OOM when allocating|Failed to allocate memory)(?!.{0,400}(device:GPU|GPU_\d)).{0,400}\s+(\[\[\{\{node |\[Op:)\w*Iterator\w*GetNext",
         r"DataLoader worker (?s:.*)(\b|_Array)MemoryError\b",  # torch
         r"worker \(pid.{1,60}killed by signal: Killed",  # torch's loader: the kernel ended its worker
     ),
@@ -66,18 +71,21 @@ PATTERNS = (
     # The GPU's memory is damaged.
     *list_patterns(
         device.ECC_ERROR,
-        r"ECC_?UNCORRECTABLE|uncorrectable ECC error",  # CUDA
+        r"uncorrectable ECC error",  # CUDA
+    ),
+    *list_patterns(
+        device.NVLINK_ERROR,
+        r"uncorrectable NVLink error|contained error",  # CUDA
     ),
     # A kernel accessed an invalid address.
     *list_patterns(
         device.ILLEGAL_ADDRESS,
-        # CUDA
-        r"ILLEGAL_ADDRESS|illegal memory access|illegal address",
-        r"MISALIGNED_ADDRESS|misaligned address|INVALID_ADDRESS_SPACE",
-        r"(specific|invalid) address space",
-        r"CUDA_ERROR_INVALID_PC|invalid program counter|ILLEGAL_INSTRUCTION",
-        r"illegal instruction was encountered|HARDWARE_STACK_ERROR",
-        r"hardware stack error",
+        r"illegal memory access|illegal address|misaligned address|(specific|invalid) address space",  # CUDA
+        r"invalid program counter|illegal instruction was encountered|hardware stack error",
+    ),
+    *list_patterns(
+        device.MPS_FAILED,
+        r"\bMPS (client|server|control daemon)\b.{0,80}(fail|terminated|not ready|exited)|cuda-mps-server exited",
     ),
     # The device's memory.
     *list_patterns(
@@ -99,29 +107,35 @@ PATTERNS = (
         r"enough memory\. Requires",
         r"RESOURCE_?.?EXHAUSTED: (Out of memory|OOM)|cudaMalloc failed|hipMalloc failed|not enough GPU memory",
         # CUDA, HIP, NCCL
-        r"ERROR_OUT_OF_MEMORY|ErrorMemoryAllocation|ErrorOutOfMemory",
-        r"Cuda failure (2 )?'out of memory'",
+        r"ErrorOutOfMemory",
         # TensorFlow, NCCL
         r"fail(ed)? to (CUDA )?(m|c)?alloc(ate)?( async)? .{1,60}(from device|bytes|device memory)",
         r"unable to allocate output tensor",
         r"Dst tensor is not initialized|failed to allocate (the )?(scratch|workspace)",  # TensorFlow
-        # CUDA libraries
-        r"(CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUSPARSELT|NPP)\w*_ALLOC_FAILED",
-        r"CUFFT_ALLOC_FAILED|CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
         r"(resource allocation failed|insufficient resources) when calling .?cusparse",  # cuSPARSE, by torch
+    ),
+    # cuDNN and kernels fail on tensors without elements, which is no matter of versions.
+    *list_patterns(
+        program.EMPTY_TENSOR,
+        # TensorFlow's descriptors: {count: 1 feature_map_count: 32 spatial: 0 86 value_min: 0.000000
+        r"cudnn.{0,300}?(count|spatial): ?(\d+ )*0 (?=[\w}])|descriptor.{0,20}\{count: \d.{0,80}spatial: ?(\d+ )*0 ",
+        r"Check failed: work_element_count > 0(?! \(-)",  # TensorFlow
+        r"Check failed: .{0,200}(\[(\d+,)*0(,\d+)+\]|\[(\d+,)+0\])",
+        r"numel\(\) == 0|tensor of 0 elements|[Nn]on-empty .{0,40}tensor expected",  # torch
     ),
     # Versions that do not match: driver, CUDA and its libraries, GPU, framework.
     *list_patterns(
         compatibility.DRIVER_LIBRARY_MISMATCH,
-        r"driver/library version mismatch|LIB_?RM_?VERSION_?MISMATCH|NVML/RM version mismatch",
+        r"driver/library version mismatch|NVML/RM version mismatch",
         r"kernel version .{1,40} does not match DSO",
-        r"SYSTEM_DRIVER_MISMATCH|unsupported display driver",
+        r"unsupported display driver",
     ),
     *list_patterns(
         compatibility.DRIVER_TOO_OLD,
-        r"driver version is insufficient|driver .{1,40}too old|INSUFFICIENT_DRIVER",
-        r"forward compatibility was attempted|COMPAT_NOT_SUPPORTED",
-        r"unsupported toolchain|UNSUPPORTED_PTX",  # a library's code is newer than the driver
+        r"driver version is insufficient|driver .{1,40}too old",
+        r"forward compatibility was attempted",
+        r"CUDA initialization failure with error: 35\b",  # TensorRT
+        r"unsupported toolchain",  # a library's code is newer than the driver
     ),
     *list_patterns(
         compatibility.XLA_COMPILE,
@@ -132,12 +146,10 @@ PATTERNS = (
     *list_patterns(
         compatibility.UNSUPPORTED_COMPUTE_CAPABILITY,
         # GPU newer or older than the build
-        r"INVALID_PTX|NO_BINARY_FOR_GPU|no kernel image|invalid device function|error=98\b",
-        r"INVALID_KERNEL_IMAGE|CUDA_ERROR_INVALID_HANDLE",
+        r"no kernel image|invalid device function|error=98\b",
         r"device kernel image is invalid",
         r"not built with CUDA kernel binaries|compiled for a different GPU",
-        r"is not compatible with the current|ARCH_MISMATCH",
-        r"CUDA_ERROR_INVALID_SOURCE",
+        r"is not compatible with the current",
         r"minimum required Cuda capability|requires? (a )?(device|GPU|compute).{0,30} capability|no longer supports this GPU",
         r"PTX version \S+ does not support target|is not a recognized processor",  # LLVM, by XLA and Triton
         r"too old to be supported by the triton",  # torch
@@ -146,20 +158,26 @@ PATTERNS = (
     *list_patterns(
         compatibility.LIBRARY_INIT_FAILED,
         # libraries that failed to initialize, often because memory was short
-        r"CUDNN_STATUS_NOT_INITIALIZED|cuDNN failed to initialize|DNN library initialization failed",
+        r"cuDNN failed to initialize|DNN library initialization failed",
         r"(could not|error before) (create|creating) cudnn handle",
         r"failed to create cublas handle|cuSolver (internal|initialization) error",
-        r"CUBLAS_STATUS_NOT_INITIALIZED",
-        r"cublasCreate",
+        r"cublasCreate|cusolverDnCreate",
+        r"dnn != nullptr",  # XLA
         r"(no|without) BLAS support|Get(Convolve|Rnn)\w*Algorithms",  # TensorFlow
     ),
     *list_patterns(
         compatibility.CUDNN_MISMATCH,
         r"Loaded runtime CuDNN|Found cuDNN version|CuDNN .{0,40}incompatib|DNN library|DnnSupport",
-        r"cuDNN version mismatch|CUDNN\w*VERSION_MISMATCH|SUBLIBRARY_\w+|Outdated cuDNN",
+        r"cuDNN version mismatch|Outdated cuDNN",
         r"No algorithm worked",
         r"unable to find an engine to execute",  # cuDNN, by torch
         r"Could not load (dynamic )?library .?libcudnn|libcudnn\S*: cannot open|Unable to load cuDNN",
+    ),
+    *list_patterns(
+        compatibility.AUTOTUNING_FAILED,
+        r"Autotuning failed|No valid config found|No configs could be compiled|No reference output found",  # XLA
+        r"All algorithms tried for|Failed to determine best cudnn convolution algorithm",  # XLA
+        r"No valid (engine|execution plan)",  # cuDNN
     ),
     *list_patterns(
         compatibility.PACKAGE_MISMATCH,
@@ -184,10 +202,9 @@ PATTERNS = (
         compatibility.CUDA_MISMATCH,
         r"version mismatch|VERSION_MISMATCH|Outdated \w+ installation found",
         r"Unable to load any of",
-        r"undefined symbol",
-        r"were compiled with different CUDA|CUDNN_STATUS_SUCCESS",  # torch
-        r"SharedObjectSymbolNotFound|with link time reference|mismatches the version that was used to compile|stub library|STUB_LIBRARY",
-        r"CUBLAS_STATUS_(INVALID_VALUE|NOT_SUPPORTED|ARCH_MISMATCH)",
+        r"undefined symbol|cudaGetError\w+ symbol not found",
+        r"were compiled with different CUDA|error: CUDNN_STATUS_SUCCESS",  # torch
+        r"SharedObjectSymbolNotFound|with link time reference|mismatches the version that was used to compile|stub library",
         r"CUDA extension",
     ),
     *list_patterns(
@@ -200,25 +217,30 @@ PATTERNS = (
         device.CPU_ONLY_BUILD,
         r"not compiled with CUDA|CUDA-enabled jaxlib is not installed",  # torch, JAX
     ),
+    *list_patterns(device.DRIVER_HANGS, r"GPU requires (restart|reset)|GPU is in a bad state"),
+    *list_patterns(device.DEVICE_PERMISSION, r"Insufficient Permissions"),  # NVML
     *list_patterns(device.DRIVER_NOT_LOADED, r"no NVIDIA driver|driver not loaded|nvidia-smi: (command )?not found"),
     *list_patterns(
         device.DEVICE_BUSY,
-        r"busy or unavailable|DEVICE_UNAVAILABLE",
+        r"busy or unavailable",
         r"Insufficient nvidia\.com/|requested devices unavailable for nvidia\.com/",  # Kubernetes
+    ),
+    *list_patterns(device.FABRIC_NOT_READY, r"system not yet initialized"),
+    *list_patterns(
+        device.CUDA_AFTER_FORK,
+        r"re-initialize CUDA in forked subprocess|cudaSuccess \(3 vs",  # torch, Caffe
+        r"(cudaGetDeviceCount\W|cuInit).{0,20}initialization error",
     ),
     *list_patterns(
         device.DRIVER_INIT_FAILED,
-        r"system not yet initialized|SYSTEM_NOT_READY",
-        r"failed call to cuInit: .{0,60}CUDA_ERROR_(UNKNOWN|NOT_INITIALIZED|OPERATING_SYSTEM)",
-        r"CUDA (driver )?error: (unknown|initialization) error|CUDA unknown error|CUDA_ERROR_UNKNOWN|ErrorUnknown",
-        r"cudaGetDeviceCount\W.{0,20}(unknown|initialization) error",
-        r"implicit initialization on GPU:\d+ failed|CUDA_ERROR_(DEINITIALIZED|INVALID_CONTEXT|CONTEXT_IS_DESTROYED)",
-        r"cudaSuccess \(30 vs|cudaErrorInitializationError|driver initialization failed|named symbol not found",
+        r"CUDA unknown error|cudaGetDeviceCount\W.{0,20}unknown error|named symbol not found",
+        r"implicit initialization on GPU:\d+ failed|cudaSuccess \(30 vs|driver initialization failed",
+        r"Can't initialize NVML|CUDA initialization failure",  # torch, TensorRT
     ),
     *list_patterns(
         device.NO_DEVICE_VISIBLE,
         # CUDA, torch, JAX
-        r"no CUDA.(capable|enabled) (device|GPU)|cuInit\W.{0,20}\b100\b|ERROR_NO_DEVICE|no CUDA GPUs|No visible GPU",
+        r"no CUDA.(capable|enabled) (device|GPU)|cuInit\W.{0,20}\b100\b|no CUDA GPUs|No visible GPU",
         r"no supported devices|No GPUs? (was |were )?found",
         r"No GPU/TPU found|No GPU (is |was )?(detected|available)|CUDA is not available|GPU will not be used",
         r"failed call to cuInit",
@@ -232,21 +254,24 @@ PATTERNS = (
     ),
     *list_patterns(
         device.INVALID_DEVICE,
-        r"invalid device ordinal|INVALID_DEVICE|invalid device id",  # CUDA
+        r"invalid device ordinal|invalid device id",  # CUDA
         # TensorFlow
         r"Could not satisfy (explicit )?device spec|No matching devices found",
         r"Unable to find any devices|Cannot assign a device for|unknown device|invalid device .{0,40}GPU",
     ),
+    *list_patterns(
+        device.PEER_ACCESS,
+        r"peer access is not supported|peer access.{0,40}failed|CUDA peer mapping",
+    ),
     # A kernel failed to launch, or failed while it ran.
     *list_patterns(
         device.DEVICE_ASSERT,
-        r"device-side assert triggered|CUDA_ERROR_ASSERT",
+        r"device-side assert triggered",
         r"block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion",
     ),
-    *list_patterns(device.LAUNCH_TIMEOUT, r"LAUNCH_TIMEOUT|launch timed out"),
+    *list_patterns(device.LAUNCH_TIMEOUT, r"launch timed out"),
     *list_patterns(
         device.KERNEL_RESOURCES,
-        r"LAUNCH_OUT_OF_RESOURCES|ErrorInvalidConfiguration",
         r"too many resources requested|invalid configuration argument",
         r"out of resource: |cooperative launch",  # Triton, CUDA
     ),
@@ -257,16 +282,16 @@ PATTERNS = (
     *list_patterns(
         device.KERNEL_LAUNCH_FAILED,
         # CUDA, TensorFlow
-        r"LAUNCH_FAILED|ErrorLaunch",
         r"launch fail(ed|ure)|fail(ed|ure) to launch",
         r"cu(da)?LaunchKernel",
-        r"Unexpected Event status|CUDA error: invalid argument|CUDNN_STATUS_(BAD_PARAM|NOT_SUPPORTED)",
-        # CUDA libraries, XLA
-        r"STATUS_(EXECUTION|MAPPING|INTERNAL)_(FAILED|ERROR)",
-        r"CUFFT_(EXEC_FAILED|INTERNAL_ERROR)|GPU sync failed",
+        r"Unexpected Event status|GPU sync failed|in an error state|CUDNN_STATUS_SUCCESS \(",  # TensorFlow
         r"internal error when calling .?cusparse",  # cuSPARSE, by torch
         r"Failed to enqueue|Failed to call (Then|Do)Rnn|cublas error",
         r"failed to (run|execute) .{0,40}(kernel|cuDNN|cuBLAS)",
+    ),
+    *list_patterns(
+        device.GRAPH_CAPTURE,
+        r"when stream is capturing|during capture|Cannot prepare for replay during capturing",  # CUDA, torch
     ),
     *PROGRAM_PATTERNS,
 )

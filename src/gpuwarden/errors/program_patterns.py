@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuwarden.errors import device_problems as device
 from gpuwarden.errors import program_problems as program
 from gpuwarden.errors import run_problems as run
 from gpuwarden.errors.problems import list_patterns
@@ -84,10 +85,17 @@ OTHER_PATTERNS = (
     *list_patterns(
         run.COLLECTIVE_FAILED,
         r"NCCL (error|communicator was aborted|failure|operation .{0,60}failed)|NCCL WARN .{0,60}(fail|error|timeout)",
-        r"nccl(UnhandledCuda|System|Internal|InvalidUsage|InvalidArgument|Remote)(Error)?\b|Duplicate GPU detected",
+        r"Duplicate GPU detected",
         r"DistBackendError|DistNetworkError|gloo.{0,200}(closed|failed|timed out)|Connection closed by (remote )?peer",
+        r"what\(\): +(Transport endpoint is not connected|Connection reset by peer|Broken pipe)",  # C++, of a lost rank
         r"disagreement between rank|Address already in use|Collective ops is aborted|Horovod has been shut ?down|EADDRINUSE",
         r"WatchTasksAsync failed|UNAVAILABLE: ?failed to connect to all addresses",  # JAX
+    ),
+    *list_patterns(device.NOT_SUPPORTED_HERE, r"doesn't have valid Grid license|unlicensed vGPU"),
+    *list_patterns(
+        device.CALL_REFUSED,
+        r"invalid resource handle|context is destroyed|driver shutting down",
+        r"(CUDA|HIP) (driver |runtime )?error: (?!CU)|CUDA_ERROR_[A-Z]",  # of a later version
     ),
     *list_patterns(
         run.LOADER_WORKER_DIED,

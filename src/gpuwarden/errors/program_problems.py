@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpuwarden.errors.problems import Cause, Problem
+from gpuwarden.errors.problems import FRAMEWORK_REGEXES, Cause, Problem, Step
+
+_PATH = r"({}):? '?(?P<path>/[^\s'\"]+)"  # of the file in an error of the operating system
 
 SHAPE_MISMATCH = Problem(
     "shape_mismatch",
@@ -14,6 +16,16 @@ SHAPE_MISMATCH = Problem(
     ),
     "Print the shape of one batch, and compare it with model.summary() and the loss.",
 )
+EMPTY_TENSOR = Problem(
+    "empty_tensor",
+    "shape_dtype",
+    "empty batch, or a dimension of 0",
+    (
+        Cause("The last batch, or a replica's share of it, has no examples."),
+        Cause("The input is smaller than pooling and strides halve it."),
+    ),
+    "Print the shape of the batch that fails; drop an incomplete last batch (drop_remainder=True, drop_last=True).",
+)
 DTYPE_MISMATCH = Problem(
     "dtype_mismatch",
     "shape_dtype",
@@ -23,6 +35,13 @@ DTYPE_MISMATCH = Problem(
         Cause("Mixed precision converts one operand and not the other."),
     ),
     "Convert one batch to the type of the model, e.g. tf.cast(x, tf.float32) or x.float().",
+    steps=(
+        Step(FRAMEWORK_REGEXES["jax"], "Convert one batch to the type of the model, e.g. x.astype(jnp.float32)."),
+        Step(FRAMEWORK_REGEXES["torch"], "Convert one batch to the type of the model, e.g. x.float()."),
+        Step(
+            FRAMEWORK_REGEXES["tensorflow"], "Convert one batch to the type of the model, e.g. tf.cast(x, tf.float32)."
+        ),
+    ),
 )
 DEVICE_MISMATCH = Problem(
     "device_mismatch",
@@ -67,6 +86,9 @@ FILE_NOT_FOUND = Problem(
         Cause("The file system is not mounted in the container or on this node."),
     ),
     "Check with `ls` that the path exists where the program runs.",
+    steps=(
+        Step(_PATH.format("No such file or directory|can't open file"), "Check `ls -l {path}` where the program runs."),
+    ),
 )
 PERMISSION_DENIED = Problem(
     "permission_denied",
@@ -77,6 +99,11 @@ PERMISSION_DENIED = Problem(
         Cause("The file system is mounted read-only."),
     ),
     "Check `ls -l` of the path as the user of the program.",
+    steps=(
+        Step(
+            _PATH.format("Permission denied|Read-only file system"), "Check `ls -l {path}` as the user of the program."
+        ),
+    ),
 )
 DISK_FULL = Problem(
     "disk_full",
@@ -87,6 +114,12 @@ DISK_FULL = Problem(
         Cause("The user's quota is used up."),
     ),
     "Check `df -h` and `df -i` of the path, and delete old checkpoints.",
+    steps=(
+        Step(
+            _PATH.format("No space left on device|Disk quota exceeded"),
+            "Check `df -h` and `df -i` of {path}, and delete old checkpoints.",
+        ),
+    ),
 )
 PROCESS_LIMIT = Problem(
     "process_limit",
@@ -108,6 +141,21 @@ MISSING_MODULE = Problem(
         Cause("The installed version does not have that name."),
     ),
     "Install the package with the Python that runs the program: `python -m pip install NAME`.",
+    steps=(
+        Step(
+            r"No module named '?(?P<name>[A-Za-z]\w*)",
+            "Install the package of {name} with the Python that runs the program: `python -m pip install {name}`, if "
+            "that is its name.",
+        ),
+        Step(
+            r"cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)'",
+            "Install a version of {module} that has {name}, or the version that the program asks for.",
+        ),
+        Step(
+            r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'",
+            "Install a version of {module} that has {name}, or the version that the program asks for.",
+        ),
+    ),
 )
 ASSERTION_FAILED = Problem(
     "assertion_failed",
@@ -129,7 +177,7 @@ NETWORK_ERROR = Problem(
 PROGRAM_ERROR = Problem(
     "program_error",
     "other",
-    "error in the program",
-    (Cause("The message and the innermost line of your own code say what and where."),),
+    "error of no known class, raised by the program",
+    (Cause("Nothing more is known of this message; it and the innermost line of your own code say what and where."),),
     "Read the message and the line of your own code where it was raised.",
 )

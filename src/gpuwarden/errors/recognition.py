@@ -13,6 +13,7 @@ from gpuwarden.errors.patterns import PATTERNS
 from gpuwarden.errors.problems import Problem
 from gpuwarden.errors.program_patterns import OTHER_PATTERNS
 from gpuwarden.errors.program_problems import DEVICE_MISMATCH, DTYPE_MISMATCH
+from gpuwarden.errors.status_codes import find_statuses
 
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _CPU_TENSOR = r"\btorch\.(?!cuda)\w*Tensor\b"
@@ -26,7 +27,8 @@ _TORCH_FIGURES = (
     r"(?P<allocated>[\d.]+) (?P<allocated_unit>bytes|[KMG]iB) is allocated by PyTorch(?s:.*?)"
     r"(?P<unallocated>[\d.]+) (?P<unallocated_unit>bytes|[KMG]iB) is reserved by PyTorch but unallocated"
 )
-_PATTERNS = (*LOG_PATTERNS, *PATTERNS, *OTHER_PATTERNS, *DEATH_PATTERNS)
+_PATTERNS = (*PATTERNS, *OTHER_PATTERNS, *DEATH_PATTERNS)
+_FIRST_NUMBERS = {pattern.problem.name: number for number, pattern in reversed([*enumerate(_PATTERNS)])}
 _INDEX, _LOG_INDEX = (PatternIndex(each.regex for each in patterns) for patterns in (_PATTERNS, LOG_PATTERNS))
 _NOISE_INDEX = PatternIndex(NOISE)
 PROBLEMS: Mapping[str, Problem] = {
@@ -39,11 +41,26 @@ PROBLEMS: Mapping[str, Problem] = {
 
 def find_problem(text: str) -> Problem | None:
     """Return the problem that a text shows, None if unknown; of an exception, its type, a colon and its message."""
-    number = _INDEX.find(text)
-    problem = None if number is None else _PATTERNS[number].problem
+    problem = find_log_problem(text) or _find_pattern(text)
     if problem is DTYPE_MISMATCH and re.search(r"\btorch\.cuda\.\w+Tensor", text) and re.search(_CPU_TENSOR, text):
         return DEVICE_MISMATCH  # torch names a tensor's device in its type
     return _refine_memory(text) if problem is DEVICE_OUT_OF_MEMORY else problem
+
+
+def _find_pattern(text: str) -> Problem | None:
+    """Return the problem of the first pattern that matches, or whose problem has a status code that the text has."""
+    matched = _INDEX.find(text)
+    numbers = [*(_FIRST_NUMBERS[name] for name in find_statuses(text)), *([] if matched is None else [matched])]
+    return _PATTERNS[min(numbers)].problem if numbers else None
+
+
+def find_step(problem: Problem, *texts: str) -> str:
+    """Return the first step that fits the first of the texts that has one, or else the problem's own."""
+    for text in texts:
+        for step in problem.steps:
+            if found := re.search(step.regex, text, re.IGNORECASE):
+                return step.text.format_map(found.groupdict())
+    return problem.first_step
 
 
 def find_log_problem(text: str) -> Problem | None:

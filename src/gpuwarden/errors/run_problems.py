@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwarden.errors.problems import ANY, Cause, Problem
+from gpuwarden.errors.problems import ANY, FRAMEWORK_REGEXES, Cause, Problem, Step
 
 COLLECTIVE_FAILED = Problem(
     "collective_failed",
@@ -15,6 +15,18 @@ COLLECTIVE_FAILED = Problem(
     ),
     "Read the log of the rank that failed first, and run once with NCCL_DEBUG=INFO.",
     (ANY,),
+    (
+        Step(
+            r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device (?P<gpu>\w+)",
+            "Give ranks {one} and {other} a GPU each (both use that of PCI bus {gpu}): "
+            "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), with one rank for each GPU.",
+        ),
+        Step(
+            r"EADDRINUSE|Address already in use",
+            "End the earlier run that still has the port, or choose another one (MASTER_PORT).",
+        ),
+        Step(r"NCCL WARN", "Read the log of the rank that failed first: its first line with NCCL WARN says why."),
+    ),
 )
 COLLECTIVE_TIMEOUT = Problem(
     "collective_timeout",
@@ -74,6 +86,7 @@ SEGMENTATION_FAULT = Problem(
         *("library_init_failed", "illegal_address", "gpu_lost", "ecc_error", "gpu_fault", "shared_memory_full"),
         *("host_out_of_memory", "library_not_found"),
     ),
+    (Step(r"Fatal Python error", "Update or reinstall the library that the innermost Python line calls."),),
 )
 BUS_ERROR = Problem(
     "bus_error",
@@ -149,6 +162,12 @@ RETRACING = Problem(
     ),
     "Call it with tensors of one shape (drop_remainder=True, padding) or with @tf.function(reduce_retracing=True), and "
     "define it outside of the loop.",
+    steps=(
+        Step(
+            FRAMEWORK_REGEXES["torch"],
+            "Call it with tensors of one shape (padding, drop_last=True), or compile it with dynamic=True.",
+        ),
+    ),
 )
 NAN_LOSS = Problem(
     "nan_loss",

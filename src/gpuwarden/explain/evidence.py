@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from gpuwarden.doctor.model import CheckResult, Context
 from gpuwarden.doctor.runner.checks import run_checks
-from gpuwarden.errors.problems import Cause, Problem
+from gpuwarden.errors.problems import FRAMEWORK_REGEXES, Cause, Problem
 
 MOMENT_PREFIX = "memory."  # of checks of this moment: memory that is free now may have been full when a run died
-FRAMEWORK_REGEXES = {"tensorflow": r"tensorflow|keras", "torch": r"torch", "jax": r"\bjax|xla"}
 
 
 @dataclass(frozen=True, slots=True)

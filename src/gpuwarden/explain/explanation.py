@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuwarden.errors.device_problems import XID_NOTICE
+from gpuwarden.errors.memory_problems import MEMORY_WAS_SHORT
 from gpuwarden.errors.problems import ANY
 from gpuwarden.errors.program_problems import PROGRAM_ERROR
+from gpuwarden.errors.recognition import find_step
 from gpuwarden.errors.run_problems import NAN_LOSS, RANK_FAILED
 from gpuwarden.explain.events import ErrorEvent
 
@@ -37,6 +39,8 @@ def explain_events(events: Sequence[ErrorEvent]) -> Explanation | None:
     ):  # such as a signal, whose place is in faulthandler's report
         frames = (each.frame for each in rest if (each.problem, each.source) == (root.problem, root.source))
         root = replace(root, frame=next(filter(None, frames), ""))
+    step = find_step(root.problem, root.text, "\n".join(each.text for each in rest))
+    root = replace(root, problem=replace(root.problem, first_step=step))
     return Explanation(root, tuple(followers), tuple(event for event in rest if event not in followers))
 
 
@@ -53,6 +57,8 @@ def _find_root(events: Sequence[ErrorEvent]) -> ErrorEvent:
 
 def _rank(event: ErrorEvent) -> int:
     """Return how little an error can be the first cause."""
+    if event.problem is MEMORY_WAS_SHORT:
+        return 6
     if event.problem is RANK_FAILED:
         return 5
     if ANY in event.problem.follows:

@@ -176,9 +176,9 @@ def _classify(cls: type[BaseException], text: str) -> _Reading:
     names = " ".join(each.__name__ for each in cls.__mro__ if each.__module__ != "builtins" or each is MemoryError)
     searched = f"{names or cls.__name__}: {text}"
     if found := find_pattern(searched):
-        pattern, match = found
+        problem, match = found
         at = max(match.start() - (len(searched) - len(text)), 0)
-        return _Reading(pattern.problem.kind, cls.__name__, text, at)
+        return _Reading(problem.kind, cls.__name__, text, at)
     return _Reading("other", cls.__name__, text, None)
 
 

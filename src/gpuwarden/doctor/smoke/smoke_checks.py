@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from gpuwarden.doctor.frameworks.builds import FRAMEWORKS, KnownFramework, has_gpu
 from gpuwarden.doctor.frameworks.environment import InterpreterError, read_environment
 from gpuwarden.doctor.model import CheckResult, CheckRow, Context, Status
-from gpuwarden.errors.recognition import find_problem
+from gpuwarden.errors.recognition import find_problem, find_step
 
 Kind = Literal["gpu", "cpu"]
 
@@ -154,7 +154,7 @@ def _result(framework: KnownFramework, step: str, status: Status, found: str) ->
     if status not in ("warn", "fail"):
         return CheckResult(f"{framework.module}.run_{step}", status, found)
     problem = find_problem(found)
-    fix = _FIX[step] if problem is None else problem.first_step
+    fix = _FIX[step] if problem is None else find_step(problem, f"{framework.module}: {found}")
     return CheckResult(f"{framework.module}.run_{step}", status, found, _WHY[step], fix)
 
 
