@@ -175,7 +175,7 @@ def _is_in_foreground() -> bool:
 
 
 def make_environment(folder: Path, runs: Path | None, name: str | None, *, census: bool) -> dict[str, str]:
-    """Return a program's environment; its processes leave notes in `folder`, and report to the socket `runs` as `name`.
+    """Return a program's environment; its processes leave logs in `folder`, and report to the socket `runs` as `name`.
 
     With `census` they look for what keeps their tensors, when memory leaks or runs short.
     """

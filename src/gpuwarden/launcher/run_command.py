@@ -32,7 +32,7 @@ from gpuwarden.launcher.program import (
     run_program,
     should_hurry,
 )
-from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, ProcessNote, read_crashes, read_notes, write_note
+from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, ProcessLog, read_logs, write_log
 from gpuwarden.records.record import RunRecord, record_from_json
 from gpuwarden.records.record_json import RunRecordError
 from gpuwarden.web.api.api_paths import RUNS
@@ -73,35 +73,35 @@ def _watch(
 ) -> tuple[ProgramEnd, Card | None]:
     """Run the program with a daemon that watches it. Raises OSError if it cannot be started."""
     ignored = find_ignored_signals()
-    notes_folder = folder / "notes"
-    notes_folder.mkdir()
+    logs_folder = folder / "logs"
+    logs_folder.mkdir()
     with open_daemon(config, folder, lambda text: complain(f"gpuwarden run: {text}")) as place:
-        environment = make_environment(notes_folder, place.runs if place else None, parsed.name, census=parsed.census)
+        environment = make_environment(logs_folder, place.runs if place else None, parsed.name, census=parsed.census)
         introduction = parsed.name or _name(command), Path(command[0]).name
         introduce = partial(introduce_program, place.runs, *introduction) if place else lambda: None
         kills = HostKillWatch()
         end = run_program(command, environment, ignored, introduce)
         try:
-            notes, crashes = list(read_notes(notes_folder)), list(read_crashes(notes_folder))
-            _pass_to_outer_run(notes)
-            return end, _make_card(command, ProgramFacts(end, kills.find(end.pid), notes, crashes), place)
+            logs = list(read_logs(logs_folder))
+            _pass_to_outer_run(logs)
+            return end, _make_card(command, ProgramFacts(end, kills.find(end.pid), logs), place)
         except Exception as error:  # noqa: BLE001 - no failure of the card may change how the command ends
             complain(f"gpuwarden run: no card: {type(error).__name__}: {error}")
             return end, None
 
 
-def _pass_to_outer_run(notes: Sequence[ProcessNote]) -> None:
-    """Copy the notes to the outer `gpuwarden run`, if this one runs within its program."""
+def _pass_to_outer_run(logs: Sequence[ProcessLog]) -> None:
+    """Copy the logs to the outer `gpuwarden run`, if this one runs within its program."""
     if folder := os.environ.get(FOLDER_VARIABLE):
         with contextlib.suppress(OSError):
-            for note in notes:
-                write_note(folder, note)
+            for log in logs:
+                write_log(folder, log)
 
 
 def _make_card(command: Sequence[str], facts: ProgramFacts, place: DaemonPlace | None) -> Card:
     runs, gpus = [], {}
     if place is not None:
-        pids = {facts.end.pid, *(note.pid for note in facts.notes)}
+        pids = {facts.end.pid, *(log.pid for log in facts.logs)}
         runs = await_records(place, pids, facts.end.began, should_hurry)
         gpus = dict(fetch_gpu_numbers(place.api))
     return make_card(command, facts, runs, gpus)
