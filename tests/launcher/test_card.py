@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.launcher.card import Card, ProgramFacts, make_card
+from gpuwarden.launcher.card_formats import render_text
 from gpuwarden.launcher.host_kills import HostKills
 from gpuwarden.launcher.program import ProgramEnd
 from gpuwarden.protocol.run_folder import ProcessLog
@@ -30,6 +31,12 @@ def message(found: Card) -> str | None:
 def test_error_of_a_thread(status: int, expected: str | None) -> None:
     """It is a cause where the program failed, not where it finished."""
     assert message(card("7 1 thread KeyError\nKeyError: 'of a thread'", status=status)) == expected
+
+
+def test_error_of_the_program_counts_before_a_thread_s() -> None:
+    """Threads may fail, and the program go on for hours."""
+    thread, own = "7 1 thread KeyError\nKeyError: 'of a thread'", "7 2 program LookupError\nLookupError: own"
+    assert message(card(thread, own)) == "LookupError: own"
 
 
 def test_error_of_a_child() -> None:
@@ -67,3 +74,35 @@ def test_bare_assertion(tmp_path: Path) -> None:
     script.write_text("x = 3\nassert x == 2\n")
     trace = f'Traceback (most recent call last):\n  File "{script}", line 2, in <module>\nAssertionError'
     assert message(card(f"7 1 program AssertionError\n{trace}")) == "AssertionError: assert x == 2"
+
+
+def stderr_card(stderr: bytes, *errors: str, status: int = FAILED) -> Card:
+    """Return the card of process 7 with what it wrote."""
+    log = ProcessLog(7, "".join(f"\0{each}\0" for each in errors))
+    return make_card(
+        ["train"], ProgramFacts(ProgramEnd(7, status, 0.0, 1.0), HostKills(None, 0), [log], stderr), [], {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("stderr", "status"),
+    [
+        (b"no dataset in /data/imagenet\n", FAILED),
+        (b"run: kernels/gemm.cc:88: void launch(int): Assertion `tiles > 0' failed.\n", 6),
+        (b"terminate called after throwing an instance of 'plan::Mismatch'\n  what():  plan of another GPU\n", 6),
+        (b"double free or corruption (!prev)\n", 6),
+    ],
+)
+def test_last_words(stderr: bytes, status: int) -> None:
+    """The card has the words of an exit or an abort, which Python does not see."""
+    found = stderr_card(b"epoch 1\n" * 40 + stderr, status=status)
+    assert found.last_words[-1] == stderr.decode().splitlines()[-1].strip()
+    assert f"stderr      {'epoch 1'}" in render_text(found, 100)
+
+
+def test_error_in_last_words() -> None:
+    """An error that a program only printed is the cause; not where the error that ended it is known."""
+    printed = b"RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    assert message(stderr_card(printed)) == printed.decode().strip()
+    assert message(stderr_card(printed, "7 1 program KeyError\nKeyError: 'x'")) == "KeyError: 'x'"
+    assert message(stderr_card(printed, status=0)) is None

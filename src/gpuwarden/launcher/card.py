@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from linecache import getline
 from pathlib import Path
 
+from gpuwarden.errors.problems import ANY
 from gpuwarden.errors.recognition import find_problem
 from gpuwarden.explain.events import ErrorEvent, read_events
 from gpuwarden.explain.explanation import Explanation, explain_events
+from gpuwarden.explain.log_lines import clean_text
 from gpuwarden.explain.record_events import list_run_events
 from gpuwarden.launcher.host_kills import HostKills
 from gpuwarden.launcher.program import ProgramEnd
@@ -20,6 +22,7 @@ from gpuwarden.protocol.run_folder import ProcessLog, ProgramError
 from gpuwarden.records.record import RunRecord
 from gpuwarden.runs.outcome import Evidence, conclude
 
+MAX_WORDS = 5  # lines
 _READ_OUTPUT = (  # of a program that printed its error itself
     "Read the last lines that the program printed. If they do not say why, save all of its output (2>&1) and pass it "
     "to `gpuwarden explain`."
@@ -31,8 +34,8 @@ class Card:
     """Card of one program.
 
     `evidence` is that of its outcome, in words. `explanation` is the first cause of what went wrong, None if nothing is
-    known to have. `runs` are the records of its processes, the program's own first; `gpus` has the numbers of GPUs by
-    UUID.
+    known to have. `last_words` are the last lines of its standard error, where it failed without a known cause. `runs`
+    are the records of its processes, the program's own first; `gpus` has the numbers of GPUs by UUID.
     """
 
     command: Sequence[str]
@@ -40,6 +43,7 @@ class Card:
     outcome: str
     evidence: str
     explanation: Explanation | None
+    last_words: Sequence[str]
     runs: tuple[RunRecord, ...]
     gpus: Mapping[str, str]
 
@@ -55,12 +59,13 @@ class Card:
 class ProgramFacts:
     """Facts about a program that has ended, from this side of it.
 
-    `logs` are those of its processes.
+    `logs` are those of its processes, `stderr` the end of its standard error, as far as it was kept.
     """
 
     end: ProgramEnd
     kills: HostKills
     logs: Sequence[ProcessLog]
+    stderr: bytes = b""
 
 
 def make_card(command: Sequence[str], facts: ProgramFacts, runs: Sequence[RunRecord], gpus: Mapping[str, str]) -> Card:
@@ -68,10 +73,12 @@ def make_card(command: Sequence[str], facts: ProgramFacts, runs: Sequence[RunRec
     end = facts.end
     own = next((run for run in runs if run.pid == end.pid), None)
     ordered = tuple(sorted(runs, key=lambda run: (run is not own, run.rank or 0, run.began_timestamp_seconds)))
-    errors = sorted((error for log in facts.logs for error in log.errors), key=lambda error: error.at)
+    errors = sorted(
+        (error for log in facts.logs for error in log.errors), key=lambda error: (error.origin != "program", error.at)
+    )
     if end.status == 0:  # `python -i` goes on after an error, and other programs do after one of a thread
         errors = [each for each in errors if each.pid != end.pid and each.origin == "program"]
-    interrupt = next((each.at for each in errors if each.origin == "interrupt"), None)
+    interrupt = min((each.at for each in errors if each.origin == "interrupt"), default=None)
     if interrupt is not None:  # errors while tidying up are no cause
         errors = [each for each in errors if each.at < interrupt]
         ordered = tuple(replace(run, reported_errors=()) for run in ordered)
@@ -79,7 +86,25 @@ def make_card(command: Sequence[str], facts: ProgramFacts, runs: Sequence[RunRec
     events = list(_list_events(facts, errors, ordered))
     if end.signal is not None and (death := find_problem(evidence)) is not None:
         events.append(ErrorEvent(0, death, evidence))
-    return Card(command, end, outcome, evidence, explain_events(events), ordered, gpus)
+    explanation = explain_events(events)
+    words: Sequence[str] = ()
+    if end.status and interrupt is None and _is_open(explanation):
+        events += read_events(io.BytesIO(facts.stderr))
+        explanation = explain_events(events)
+        words = list(_list_words(facts.stderr))[-MAX_WORDS:] if _is_open(explanation) else ()
+    return Card(command, end, outcome, evidence, explanation, words, ordered, gpus)
+
+
+def _is_open(explanation: Explanation | None) -> bool:
+    """Return whether the cause is unknown, or a mere consequence of another one."""
+    return explanation is None or ANY in explanation.root.problem.follows
+
+
+def _list_words(stderr: bytes) -> Iterator[str]:
+    """Yield the lines,."""
+    for line in stderr.splitlines(keepends=False):
+        if text := clean_text(line).strip():
+            yield text
 
 
 def _conclude(

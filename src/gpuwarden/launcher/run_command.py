@@ -32,6 +32,7 @@ from gpuwarden.launcher.program import (
     run_program,
     should_hurry,
 )
+from gpuwarden.launcher.stderr_tail import StderrTail
 from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, ProcessLog, read_logs, write_log
 from gpuwarden.records.record import RunRecord, record_from_json
 from gpuwarden.records.record_json import RunRecordError
@@ -78,16 +79,25 @@ def _watch(
     with open_daemon(config, folder, lambda text: complain(f"gpuwarden run: {text}")) as place:
         environment = make_environment(logs_folder, place.runs if place else None, parsed.name, census=parsed.census)
         introduction = parsed.name or _name(command), Path(command[0]).name
-        introduce = partial(introduce_program, place.runs, *introduction) if place else lambda: None
         kills = HostKillWatch()
-        end = run_program(command, environment, ignored, introduce)
+        tail = None if parsed.no_stderr else _open_tail(has_card=parsed.card is not None)
+        introduce = partial(introduce_program, place.runs, *introduction) if place else lambda: None
+        end = run_program(command, environment, ignored, introduce, tail)
         try:
+            stderr = b"" if tail is None else tail.read()
             logs = list(read_logs(logs_folder))
             _pass_to_outer_run(logs)
-            return end, _make_card(command, ProgramFacts(end, kills.find(end.pid), logs), place)
+            return end, _make_card(command, ProgramFacts(end, kills.find(end.pid), logs, stderr), place)
         except Exception as error:  # noqa: BLE001 - no failure of the card may change how the command ends
             complain(f"gpuwarden run: no card: {type(error).__name__}: {error}")
             return end, None
+
+
+def _open_tail(*, has_card: bool) -> StderrTail | None:
+    """Keep the end of standard error for a card in a file, or on a terminal, unless that cannot be done."""
+    with contextlib.suppress(OSError):  # such as a closed stream
+        return StderrTail() if has_card or os.isatty(2) else None
+    return None
 
 
 def _pass_to_outer_run(logs: Sequence[ProcessLog]) -> None:
