@@ -79,7 +79,6 @@ def test_output_and_status_are_the_programs(environment: dict[str, str], tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="python -m searches the working folder first")
 def test_private_daemon_imports_nothing_of_the_program(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +304,49 @@ def test_wrong_use(arguments: list[str], status: int, text: str, shared: dict[st
     assert text in ended.stderr
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
+
+
+def test_files_of_the_program_do_not_run_in_the_command(shared: dict[str, str], tmp_path: Path) -> None:
+    """A types.py and a sitecustomize in PYTHONPATH are the program's, and its environment is as before them."""
+    (tmp_path / "types.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['CHANGED'] = '1'\n")
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from gpuwarden.__main__ import start; start()",
+            "run",
+            "--",
+            "sh",
+            "-c",
+            "echo $CHANGED.",
+        ],
+        env=os.environ | shared | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, ".\n")
+    assert rows(ended.stderr)["outcome"].startswith("finished")
+
+
+def test_program_where_no_file_can_be_written(shared: dict[str, str]) -> None:
+    """It runs unwatched, with the reason."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-c", f"{limited}; from gpuwarden.__main__ import start; start()"),
+            *("run", "--", "sh", "-c", "echo ran; exit 3"),
+        ],
+        env=os.environ | shared,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (3, "ran\n")
+    assert ended.stderr.startswith("gpuwarden run: the program runs unwatched: No usable temporary directory")
 
 
 def test_card_that_cannot_be_written(shared: dict[str, str], tmp_path: Path) -> None:

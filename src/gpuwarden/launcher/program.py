@@ -190,7 +190,7 @@ def make_environment(folder: Path, runs: Path | None, name: str | None, *, censu
     """
     paths = [str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     changed = {
-        **_inherited_environment(),
+        **inherited_environment(),
         "PYTHONPATH": os.pathsep.join(paths),
         RUN_VARIABLE: "1",
         FOLDER_VARIABLE: str(folder),
@@ -205,7 +205,7 @@ def make_environment(folder: Path, runs: Path | None, name: str | None, *, censu
     return changed
 
 
-def _inherited_environment() -> dict[str, str]:
+def inherited_environment() -> dict[str, str]:
     """Return this process's environment, without the LC_CTYPE that Python adds where there is no locale (PEP 538)."""
     inherited = dict(os.environ)
     with contextlib.suppress(OSError):  # no /proc

@@ -27,6 +27,7 @@ from gpuwarden.launcher.private_daemon import DaemonPlace, open_daemon, private_
 from gpuwarden.launcher.program import (
     ProgramEnd,
     end_like,
+    inherited_environment,
     introduce_program,
     make_environment,
     run_program,
@@ -57,8 +58,12 @@ def run(parsed: argparse.Namespace) -> int:
         return WRONG_USE
     config = load_config(parsed)
     try:
-        with private_folder() as folder:
-            end, card = _watch(command, parsed, config, folder)
+        with contextlib.ExitStack() as stack:
+            folder = _open_folder(stack)
+            if folder is None:
+                end, card = run_program(command, inherited_environment(), find_ignored_signals()), None
+            else:
+                end, card = _watch(command, parsed, config, folder)
     except OSError as error:
         if error.filename != command[0]:
             raise
@@ -67,6 +72,15 @@ def run(parsed: argparse.Namespace) -> int:
     if card is not None:
         _show(card, parsed.card)
     return end_like(end)
+
+
+def _open_folder(stack: contextlib.ExitStack) -> Path | None:
+    """Return a folder for what the run leaves, until the stack is closed; None where no file can be written."""
+    try:
+        return stack.enter_context(private_folder())
+    except OSError as error:
+        complain(f"gpuwarden run: the program runs unwatched: {error.strerror}")
+        return None
 
 
 def _watch(
