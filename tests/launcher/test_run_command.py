@@ -18,6 +18,8 @@ from pseudo_terminal import terminal
 from services import Daemon, Process, end_processes, wait_until
 
 from gpuwarden.cli.common.api_client import fetch_json
+from gpuwarden.cli.parser import parse
+from gpuwarden.launcher import run_command as launcher
 from gpuwarden.web.api.api_paths import RUNS
 from mock_nvml import MockNvml
 
@@ -281,8 +283,9 @@ def test_daemon_of_the_machine(daemon: Daemon, shared: dict[str, str], tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["--", "gpuwarden-no-such-program"], 127, "cannot run gpuwarden-no-such-program: No such file"),
+        (["--", "gpuwarden-no-such-program"], 127, "gpuwarden-no-such-program: command not found"),
         (["--", "/etc/passwd"], 126, "cannot run /etc/passwd: Permission denied"),
+        (["--", "/no/such/program"], 127, "cannot run /no/such/program: No such file"),
         ([], 2, "no program; write it after --"),
         (["--card", "card.pdf", "--", "true"], 2, "unknown format; end its name with .json or .txt"),
         (
@@ -304,6 +307,13 @@ def test_wrong_use(arguments: list[str], status: int, text: str, shared: dict[st
     assert text in ended.stderr
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
+
+
+def test_no_run_without_a_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command that is not found starts no daemon and says hello to none."""
+    monkeypatch.setattr(launcher, "private_folder", lambda: pytest.fail("a run was made"))
+    assert launcher.run(parse(["run", "--", "gpuwarden-no-such-program"])) == 127
+    assert capsys.readouterr().err == "gpuwarden run: gpuwarden-no-such-program: command not found\n"
 
 
 def test_files_of_the_program_do_not_run_in_the_command(shared: dict[str, str], tmp_path: Path) -> None:

@@ -56,6 +56,9 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.card is not None and (obstacle := explain_unwritable(parsed.card)):  # checked before the program starts
         complain(f"gpuwarden run: --card: {obstacle}")
         return WRONG_USE
+    if "/" not in command[0] and shutil.which(command[0]) is None:  # before a hello
+        complain(f"gpuwarden run: {command[0]}: command not found")
+        return _NOT_FOUND
     config = load_config(parsed)
     try:
         with contextlib.ExitStack() as stack:
