@@ -53,12 +53,27 @@ def test_interrupt() -> None:
     assert message(card(tidying, "8 1 program KeyError\nKeyError: 'before'")) == "KeyError: 'before'"
 
 
+@pytest.mark.parametrize(
+    "echo",
+    [
+        "[/src/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:16943",
+        "[/src/gloo/transport/tcp/pair.cc:547] Read error [10.1.0.4]:2201: Connection reset by peer",
+        "Rank 0 failed to pass monitoredBarrier in 60000 ms",
+        "[3] is retrieving ncclUniqueId by c10d store, but store->get('0') got error: Connection reset by peer",
+    ],
+)
+def test_rank_that_lost_its_peer(echo: str) -> None:
+    """The peer's error is the cause, also where it ends its process later: it may close the group first."""
+    cause = "ValueError: label 11 of sample 93 is too large"
+    for first, second in ((1, 2), (2, 1)):
+        found = card(f"8 {first} program RuntimeError\nRuntimeError: {echo}", f"9 {second} program ValueError\n{cause}")
+        assert message(found) == cause
+
+
 def test_first_rank_to_fail() -> None:
-    """The error that came first is the cause, whichever process had it; other ranks only lost their peer."""
-    echo = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:16943"
-    first = "ValueError: label 11 of sample 93 is out of bounds"
-    found = card(f"8 3 program RuntimeError\n{echo}", f"9 2 program ValueError\n{first}", "7 4 program E\nE: echo")
-    assert message(found) == first
+    """The error that came first is the cause, whichever process had it."""
+    found = card("8 3 program ValueError\nValueError: later", "9 2 program ValueError\nValueError: first")
+    assert message(found) == "ValueError: first"
 
 
 @pytest.mark.parametrize(("name", "outcome"), [("MemoryError", "out_of_memory"), ("KeyError", "failed")])
