@@ -1,9 +1,11 @@
 """gpuwarden: a Prometheus exporter for NVIDIA GPUs that also knows the training runs on them."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+TYPE_CHECKING = False  # typing is not imported: see __main__.py
 if TYPE_CHECKING:
+    from typing import Any
+
     from gpuwarden.client.watch import watch as watch
     from gpuwarden.tuning.function_retry import with_oom_retry as with_oom_retry
 
@@ -16,4 +18,6 @@ def __getattr__(name: str) -> Any:
     """Load a function of the API on first use: the daemon, which is in the same package, needs none of them."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - likewise
+
     return getattr(import_module(_MODULES[name]), name)

@@ -258,6 +258,19 @@ def test_chain_of_exceptions_is_one_event() -> None:
     assert names(text) == ["device_out_of_memory"]
 
 
+def test_frame_that_a_message_names_counts() -> None:
+    """The line of a compiled step is in TensorFlow's message; its traceback ends where the step was called."""
+    log = (
+        b'Traceback (most recent call last):\n  File "/home/u/train.py", line 9, in <module>\n    step(x)\n'
+        b'  File "/v/site-packages/tensorflow/python/util/traceback_utils.py", line 153, in error_handler\n'
+        b"ValueError: in user code:\n\n"
+        b'    File "/home/u/train.py", line 6, in step  *\n        x = x @ tf.ones((7, 7))\n\n'
+        b"    ValueError: Dimensions must be equal, but are 3 and 7 for '{{node MatMul}}'\n"
+    )
+    (event,) = read_events(io.BytesIO(log))
+    assert event.frame == "/home/u/train.py:6 in step"
+
+
 def test_notebook_traceback_is_one_event_with_its_cell() -> None:
     """A notebook's frames are not indented, and a cell is the user's own code; a chain of exceptions is one error."""
     (event,) = events(

@@ -18,6 +18,8 @@ from pseudo_terminal import terminal
 from services import Daemon, Process, end_processes, wait_until
 
 from gpuwarden.cli.common.api_client import fetch_json
+from gpuwarden.cli.parser import parse
+from gpuwarden.launcher import run_command as launcher
 from gpuwarden.web.api.api_paths import RUNS
 from mock_nvml import MockNvml
 
@@ -79,7 +81,6 @@ def test_output_and_status_are_the_programs(environment: dict[str, str], tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="python -m searches the working folder first")
 def test_private_daemon_imports_nothing_of_the_program(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,8 +283,9 @@ def test_daemon_of_the_machine(daemon: Daemon, shared: dict[str, str], tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["--", "gpuwarden-no-such-program"], 127, "cannot run gpuwarden-no-such-program: No such file"),
+        (["--", "gpuwarden-no-such-program"], 127, "gpuwarden-no-such-program: command not found"),
         (["--", "/etc/passwd"], 126, "cannot run /etc/passwd: Permission denied"),
+        (["--", "/no/such/program"], 127, "cannot run /no/such/program: No such file"),
         ([], 2, "no program; write it after --"),
         (["--card", "card.pdf", "--", "true"], 2, "unknown format; end its name with .json or .txt"),
         (
@@ -305,6 +307,56 @@ def test_wrong_use(arguments: list[str], status: int, text: str, shared: dict[st
     assert text in ended.stderr
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
+
+
+def test_no_run_without_a_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command that is not found starts no daemon and says hello to none."""
+    monkeypatch.setattr(launcher, "private_folder", lambda: pytest.fail("a run was made"))
+    assert launcher.run(parse(["run", "--", "gpuwarden-no-such-program"])) == 127
+    assert capsys.readouterr().err == "gpuwarden run: gpuwarden-no-such-program: command not found\n"
+
+
+def test_files_of_the_program_do_not_run_in_the_command(shared: dict[str, str], tmp_path: Path) -> None:
+    """A types.py and a sitecustomize in PYTHONPATH are the program's, and its environment is as before them."""
+    (tmp_path / "types.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['CHANGED'] = '1'\n")
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from gpuwarden.__main__ import start; start()",
+            "run",
+            "--",
+            "sh",
+            "-c",
+            "echo $CHANGED.",
+        ],
+        env=os.environ | shared | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, ".\n")
+    assert rows(ended.stderr)["outcome"].startswith("finished")
+
+
+def test_program_where_no_file_can_be_written(shared: dict[str, str]) -> None:
+    """It runs unwatched, with the reason."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-c", f"{limited}; from gpuwarden.__main__ import start; start()"),
+            *("run", "--", "sh", "-c", "echo ran; exit 3"),
+        ],
+        env=os.environ | shared,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (3, "ran\n")
+    assert ended.stderr.startswith("gpuwarden run: the program runs unwatched: No usable temporary directory")
 
 
 def test_card_that_cannot_be_written(shared: dict[str, str], tmp_path: Path) -> None:

@@ -1,17 +1,17 @@
-"""Notes that a program leaves, among whatever else it puts there."""
+"""Logs that a program leaves, among whatever else it puts there."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gpuwarden.protocol.run_folder import ProcessNote, ProgramError, read_crashes, read_notes, write_note
+from gpuwarden.protocol.run_folder import ProcessLog, ProgramError, read_logs, write_log
 
-NOTE = ProcessNote(7, 100, ProgramError("KeyError", "KeyError: 'gone'", thread=False, framework_kind="other"))
+ERROR = ProgramError(7, 1.5, "thread", "KeyError", "KeyError: 'gone'")
+LOG = ProcessLog(7, "Fatal Python error{0}7 1.5 thread KeyError\nKeyError: 'gone'{0}: Aborted\n".format("\0"))
 
 
 @pytest.mark.parametrize(
@@ -20,31 +20,30 @@ NOTE = ProcessNote(7, 100, ProgramError("KeyError", "KeyError: 'gone'", thread=F
         pytest.param(os.mkfifo, id="FIFO"),
         pytest.param(Path.mkdir, id="folder"),
         pytest.param(lambda path: path.symlink_to("/dev/zero"), id="link"),
-        pytest.param(lambda path: path.write_text("[" * 100_000), id="deep"),
-        pytest.param(lambda path: path.write_text("[1]"), id="list"),
-        pytest.param(lambda path: path.write_text('{"pid": 1e999, "start": 1}'), id="infinite"),
-        pytest.param(lambda path: path.write_bytes(b"{" + b" " * (1 << 20)), id="huge"),
-        pytest.param(lambda path: path.write_bytes(b"\xff"), id="bytes"),
     ],
 )
-def test_what_is_no_note(put: Callable[[Path], object], tmp_path: Path) -> None:
+def test_what_is_no_log(put: Callable[[Path], object], tmp_path: Path) -> None:
     """It is left out, and nothing waits or fails for it."""
-    write_note(tmp_path, NOTE)
-    put(tmp_path / "1.json")
-    assert list(read_notes(tmp_path)) == [NOTE]
+    write_log(tmp_path, LOG)
+    put(tmp_path / "1.log")
+    (tmp_path / "name.log").write_text("of the program's own")
+    assert list(read_logs(tmp_path)) == [LOG]
 
 
-def test_fields_of_other_types(tmp_path: Path) -> None:
-    """They become what readers of notes expect."""
-    error = {"type": [], "text": 4, "thread": "yes", "framework_kind": {}}
-    (tmp_path / "1.json").write_text(json.dumps({"pid": 1, "start": 2, "error": error}))
-    (note,) = read_notes(tmp_path)
-    assert note.error == ProgramError("[]", "4", thread=True, framework_kind="{}")
+def test_parts_of_a_log() -> None:
+    """Errors and the text of faulthandler are separated, also where one is within the other."""
+    assert list(LOG.errors) == [ERROR]
+    assert LOG.crash == "Fatal Python error: Aborted\n"
 
 
-def test_crashes(tmp_path: Path) -> None:
-    """Only regular files are read, and an empty one is no crash."""
-    (tmp_path / "1.faults").write_bytes(b"Fatal Python error: \xff")
-    (tmp_path / "2.faults").touch()
-    os.mkfifo(tmp_path / "3.faults")
-    assert list(read_crashes(tmp_path)) == ["Fatal Python error: \N{REPLACEMENT CHARACTER}"]
+@pytest.mark.parametrize("head", ["", "7 1.5 thread", "7 1.5 life KeyError", "x 1.5 thread KeyError", f"{'9' * 5000} "])
+def test_what_is_no_error(head: str) -> None:
+    """It is left out."""
+    assert list(ProcessLog(7, f"\0{head}\ntext\0").errors) == []
+
+
+def test_bytes_of_a_log(tmp_path: Path) -> None:
+    """Bytes that are no text do not lose the rest."""
+    (tmp_path / "1.log").write_bytes(b"Fatal Python error: \xff")
+    (log,) = read_logs(tmp_path)
+    assert log.crash == "Fatal Python error: \N{REPLACEMENT CHARACTER}"

@@ -15,7 +15,7 @@ from run_record_cases import example_record
 from gpuwarden.host import procfs
 from gpuwarden.host.call_thread import CallThread
 from gpuwarden.host.oom_killer import OomKill
-from gpuwarden.protocol.run_folder import ProcessNote, ProgramError, note_path, write_note
+from gpuwarden.protocol.run_folder import ProcessLog, log_path, write_log
 from gpuwarden.records.absent_run import AbsentRun
 from gpuwarden.records.record import RunRecord
 from gpuwarden.runs.outcome import SETTLE_SECONDS
@@ -24,8 +24,9 @@ from snapshots import snapshot
 
 LEAK = "torch.OutOfMemoryError: CUDA out of memory."
 ERRORS = {
-    "failed": ProgramError("KeyError", "KeyError: 'gone'", thread=False, framework_kind="other"),
-    "out_of_memory": ProgramError("OutOfMemoryError", LEAK, thread=False, framework_kind="device_oom"),
+    "failed": "program KeyError\nKeyError: 'gone'",
+    "out_of_memory": f"program OutOfMemoryError\n{LEAK}",
+    "unknown": "thread KeyError\nKeyError: 'gone'",
 }
 
 
@@ -43,6 +44,11 @@ def record_of(process: subprocess.Popen[bytes], folder: Path) -> RunRecord:
     assert stat is not None
     record = replace(example_record(), pid=process.pid, run_id=f"{process.pid}-{stat.start}", uid=os.getuid())
     return replace(record, state="running", outcome=None, evidence=None, exit_signal=None, run_folder=str(folder))
+
+
+def log_of(record: RunRecord, outcome: str, seconds: float = 1) -> ProcessLog:
+    """Return a log of the run's process with an error, by default a second after its start."""
+    return ProcessLog(record.pid, f"\0{record.pid} {record.began_timestamp_seconds + seconds} {ERRORS[outcome]}\0")
 
 
 class Watch:
@@ -84,16 +90,15 @@ def test_end_that_this_daemon_saw(process: subprocess.Popen[bytes], tmp_path: Pa
 
 
 @pytest.mark.parametrize("outcome", ERRORS)
-def test_note_in_its_folder(process: subprocess.Popen[bytes], tmp_path: Path, outcome: str) -> None:
+def test_log_in_its_folder(process: subprocess.Popen[bytes], tmp_path: Path, outcome: str) -> None:
     """The error that ended a process without a daemon is read from its own folder."""
     record = record_of(process, tmp_path)
-    _, _, start = record.run_id.partition("-")
-    write_note(tmp_path, ProcessNote(process.pid, int(start), ERRORS[outcome]))
+    write_log(tmp_path, log_of(record, outcome))
     process.kill()
     process.wait()
     ended = Watch(record).end()
     assert ended.outcome == outcome
-    assert (ended.evidence or "").endswith("; it ended while the daemon was not running")
+    assert (ended.evidence or "").endswith("it ended while the daemon was not running")
 
 
 def test_kill_for_memory(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
@@ -117,22 +122,30 @@ def test_kill_for_memory(process: subprocess.Popen[bytes], tmp_path: Path) -> No
 def test_folder_with_something_else(
     process: subprocess.Popen[bytes], tmp_path: Path, put: Callable[[Path], object]
 ) -> None:
-    """What is no note is no evidence, and nothing waits for it."""
-    folder = tmp_path / "notes"
+    """What is no log is no evidence, and nothing waits for it."""
+    folder = tmp_path / "logs"
     folder.mkdir()
     record = record_of(process, folder)
-    put(note_path(folder, process.pid))
+    put(log_path(folder, process.pid))
     process.kill()
     process.wait()
     ended = Watch(record).end()
     assert (ended.outcome, ended.evidence) == ("unknown", "it ended while the daemon was not running")
 
 
-def test_note_of_another_user(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_log_of_another_user(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """A file that is not the run's user's is not read: the daemon may be root."""
     record = record_of(process, tmp_path)
-    _, _, start = record.run_id.partition("-")
-    write_note(tmp_path, ProcessNote(process.pid, int(start), ERRORS["failed"]))
+    write_log(tmp_path, log_of(record, "failed"))
     process.kill()
     process.wait()
     assert Watch(replace(record, uid=record.uid + 1)).end().outcome == "unknown"
+
+
+def test_log_of_a_former_process(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """An error from before the run is of a process that had its pid before."""
+    record = record_of(process, tmp_path)
+    write_log(tmp_path, log_of(record, "failed", seconds=-60))
+    process.kill()
+    process.wait()
+    assert Watch(record).end().outcome == "unknown"

@@ -1,4 +1,4 @@
-"""A program under the environment of `gpuwarden run`, without the launcher: its output, its runs and its notes."""
+"""A program under the environment of `gpuwarden run`, without the launcher: its output, its runs and its errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from program_server import PROGRAM_SECONDS
 from receiver import Receiver
 
 from gpuwarden.protocol.messages import Error, Hello, Message, Report
-from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, RUN_VARIABLE, ProcessNote, read_notes
+from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, RUN_VARIABLE, ProgramError, read_logs
 
 SOURCE = Path(__file__).parents[2] / "src"
 SITE = SOURCE / "gpuwarden/client/boot/site"
@@ -56,7 +56,8 @@ class EndedProgram:
     output: str
     errors: str
     runs: list[ProgramRun]
-    notes: list[ProcessNote]
+    crash: str
+    kept: list[ProgramError]
     folder: Path
 
 
@@ -147,7 +148,9 @@ def _receive_from(folder: Path, start: Callable[[dict[str, str]], tuple[int, str
         runs = _accept_all(daemon)
     finally:
         daemon.close()
-    return EndedProgram(status, output, errors, runs, list(read_notes(private)), private)
+    logs = list(read_logs(private))
+    kept = sorted((error for log in logs for error in log.errors), key=lambda error: error.at)
+    return EndedProgram(status, output, errors, runs, "".join(log.crash for log in logs), kept, private)
 
 
 def _accept_all(daemon: Receiver) -> list[ProgramRun]:

@@ -170,6 +170,9 @@ def _add_run(parser: SuggestingParser) -> None:
     )
     parser.add_argument("--card", type=Path, metavar="FILE", help="write the card to a file too: FILE.txt or FILE.json")
     parser.add_argument(
+        "--no-stderr", action="store_true", help="leave standard error alone: the card has no words of the program"
+    )
+    parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="program and its arguments, run as they are"
     )
 

@@ -85,8 +85,9 @@ OTHER_PATTERNS = (
     *list_patterns(
         run.COLLECTIVE_FAILED,
         r"NCCL (error|communicator was aborted|failure|operation .{0,60}failed)|NCCL WARN .{0,60}(fail|error|timeout)",
-        r"Duplicate GPU detected",
-        r"DistBackendError|DistNetworkError|gloo.{0,200}(closed|failed|timed out)|Connection closed by (remote )?peer",
+        r"Duplicate GPU detected|failed to pass monitoredBarrier",
+        r"DistBackendError|DistNetworkError|Connection closed by (remote )?peer",
+        r"(gloo|c10d).{0,200}(closed|failed|timed out|reset by peer|broken pipe)",  # torch
         r"what\(\): +(Transport endpoint is not connected|Connection reset by peer|Broken pipe)",  # C++, of a lost rank
         r"disagreement between rank|Address already in use|Collective ops is aborted|Horovod has been shut ?down|EADDRINUSE",
         r"WatchTasksAsync failed|UNAVAILABLE: ?failed to connect to all addresses",  # JAX

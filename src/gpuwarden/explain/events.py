@@ -28,7 +28,7 @@ _CHAINS = ("The above exception was the direct cause", "During handling of the a
 _EXCEPTION = re.compile(
     r"(?P<type>[A-Za-z_][\w.]{0,120}(Error|Exception|Interrupt|Exit|Warning|OutOfMemory|NotFound|Timeout))(?=:|$)"
 )
-_FRAME = re.compile(r'[\s>]*File "(?P<path>[^"]+)", line (?P<line>\d+)(,? in (?P<function>.+))?')
+_FRAME = re.compile(r'[\s>]*File "(?P<path>[^"]+)", line (?P<line>\d+)(,? in (?P<function>\S+))?')
 _BOX = ("│", "╭", "╰")  # of a traceback that rich prints
 _BOXED_FRAME = re.compile(r"│ (?P<path>\S+):(?P<line>\d+) in (?P<function>\S+)")
 _NOTEBOOK_TRACEBACK = re.compile(r"(?P<type>\w+) {2,}Traceback \(most recent call last\)")  # of IPython
@@ -212,7 +212,7 @@ class EventReader:
             return
         else:
             text, problem = texts[-1], PROGRAM_ERROR
-        yield ErrorEvent(first.number, problem, text, first.source, record.frame, warning)
+        yield ErrorEvent(first.number, problem, text, first.source, _find_named_frame(text) or record.frame, warning)
 
     def _classify_line(self, line: LogLine) -> ErrorEvent | None:
         if 'File "' in line.text and _TRACEBACK not in line.text and _FRAME.search(line.text):
@@ -234,6 +234,12 @@ def _begins_message(record: _Record, text: str) -> bool:
     if record.notebook_type:
         return text.startswith(f"{record.notebook_type}:") or _EXCEPTION.match(text) is not None
     return bool(text) and not text[0].isspace() and not text.startswith(("^", "~", "[Previous line", *_BOX))
+
+
+def _find_named_frame(text: str) -> str | None:
+    """Return the innermost frame that a message names, as that of a compiled step does."""
+    found = (frame for line in reversed(text.splitlines()) if (frame := _FRAME.match(line)))
+    return next((_format_frame(each) for each in found if not _LIBRARY.search(each["path"])), None)
 
 
 def _format_frame(frame: re.Match[str]) -> str:

@@ -37,6 +37,8 @@ def _list_rows(card: Card) -> Iterator[tuple[str, str]]:
     yield "outcome", f"{card.outcome.replace('_', ' ')} after {format_elapsed(card.end.seconds)} ({evidence})"
     if card.explanation is not None:
         yield from _explanation_rows(card.explanation)
+    for number, words in enumerate(card.last_words):
+        yield "" if number else "stderr", cut_middle(words, MAX_MESSAGE_CHARACTERS)
     if card.next_step is not None:
         yield "next step", card.next_step
     for run in card.runs[:MAX_RUNS]:
@@ -114,6 +116,7 @@ def render_json(card: Card) -> str:
         "cause": found and found.root.problem.title,
         "message": found and found.root.text,
         "frame": found and (found.root.frame or None),
+        "stderr": "\n".join(card.last_words) or None,
         "next_step": card.next_step,
         "runs": [json_from_record(run) for run in card.runs],
     }

@@ -8,13 +8,13 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuwarden.__main__ import isolated_command
 from gpuwarden.cli.common.api_client import ApiError, fetch_json
 from gpuwarden.config.schema import Config
 from gpuwarden.config.value_types import Address
@@ -73,22 +73,14 @@ def find_daemon(config: Config) -> DaemonPlace | None:
 
 
 def _command(folder: Path) -> list[str]:
-    serve = [sys.executable, "-m", "gpuwarden", "serve", "--source", "nvml", "--listen", "127.0.0.1:0"]
-    return [*serve, "--socket", str(folder / "run.sock")]
+    options = ("--source", "nvml", "--listen", "127.0.0.1:0", "--socket", str(folder / "run.sock"))
+    return isolated_command("serve", *options)
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Return the daemon's environment: no configuration, and a folder for its records as systemd gives it one.
-
-    Python finds modules where this program does, and not in the working folder, which may have a types.py of its own.
-    """
+    """Return the daemon's environment: no configuration, and a folder for its records as systemd gives it one."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")}
-    return {
-        **own,
-        "STATE_DIRECTORY": str(folder / "state"),
-        "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
+    return {**own, "STATE_DIRECTORY": str(folder / "state")}
 
 
 def _await_answer(process: subprocess.Popen[bytes], folder: Path) -> DaemonPlace | None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuwarden.cli.common.terminal import complain
+from gpuwarden.launcher.stderr_tail import StderrTail
 from gpuwarden.protocol.codec import encode
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, NAME_VARIABLE, RUN_VARIABLE
@@ -76,11 +77,13 @@ def run_program(
     environment: Mapping[str, str],
     ignored: Collection[int] = (),
     prepare: Callable[[], object] = lambda: None,
+    tail: StderrTail | None = None,
 ) -> ProgramEnd:
     """Run a program until it ends; call it in the main thread, before any other thread exists.
 
     The program ignores SIGCHLD, SIGPIPE and SIGXFSZ if they are in `ignored`; other signals as this process does. It
-    gets this process's pending timers. `prepare` is called in the new process, before the program.
+    gets this process's pending timers. `prepare` is called in the new process, before the program. `tail` becomes its
+    standard error.
 
     Blocks; what the program leaves behind is not waited for. Signals that would be passed on stay blocked, so that none
     ends this process before it has reported: see `should_hurry`. Raises OSError if the program cannot be started.
@@ -90,6 +93,8 @@ def run_program(
 
     def begin() -> None:
         prepare()
+        if tail is not None:
+            tail.attach()
         _set_timers(timers)
         for number in _INHERITED_SIGNALS:
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
@@ -108,7 +113,7 @@ def run_program(
         _set_timers(timers)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise
-    status = _wait(process.pid)
+    status = _wait(process.pid, tail)
     process.returncode = os.waitstatus_to_exitcode(status)  # has been waited for
     return ProgramEnd(process.pid, status, began, time.monotonic() - started)
 
@@ -147,7 +152,7 @@ def _add_shell(command: Sequence[str], environment: Mapping[str, str]) -> Sequen
     return command
 
 
-def _wait(pid: int) -> int:
+def _wait(pid: int, tail: StderrTail | None) -> int:
     """Pass signals on until the program ends; return its status."""
     while True:
         changed, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
@@ -158,7 +163,11 @@ def _wait(pid: int) -> int:
         elif changed:
             return status
         info = signal.sigwaitinfo({*_PASSED, signal.SIGCHLD})
-        if info.si_signo != signal.SIGCHLD and info.si_code in _FROM_PROCESS and info.si_pid != pid:
+        is_news = info.si_code in _FROM_PROCESS and info.si_pid != pid
+        if info.si_signo == signal.SIGWINCH and tail is not None:
+            tail.resize()
+            is_news = True  # the program may have looked at the size before
+        if info.si_signo != signal.SIGCHLD and is_news:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, info.si_signo)
 
@@ -175,13 +184,13 @@ def _is_in_foreground() -> bool:
 
 
 def make_environment(folder: Path, runs: Path | None, name: str | None, *, census: bool) -> dict[str, str]:
-    """Return a program's environment; its processes leave notes in `folder`, and report to the socket `runs` as `name`.
+    """Return a program's environment; its processes leave logs in `folder`, and report to the socket `runs` as `name`.
 
     With `census` they look for what keeps their tensors, when memory leaks or runs short.
     """
     paths = [str(_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     changed = {
-        **_inherited_environment(),
+        **inherited_environment(),
         "PYTHONPATH": os.pathsep.join(paths),
         RUN_VARIABLE: "1",
         FOLDER_VARIABLE: str(folder),
@@ -196,7 +205,7 @@ def make_environment(folder: Path, runs: Path | None, name: str | None, *, censu
     return changed
 
 
-def _inherited_environment() -> dict[str, str]:
+def inherited_environment() -> dict[str, str]:
     """Return this process's environment, without the LC_CTYPE that Python adds where there is no locale (PEP 538)."""
     inherited = dict(os.environ)
     with contextlib.suppress(OSError):  # no /proc

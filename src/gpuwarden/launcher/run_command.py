@@ -27,12 +27,14 @@ from gpuwarden.launcher.private_daemon import DaemonPlace, open_daemon, private_
 from gpuwarden.launcher.program import (
     ProgramEnd,
     end_like,
+    inherited_environment,
     introduce_program,
     make_environment,
     run_program,
     should_hurry,
 )
-from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, ProcessNote, read_crashes, read_notes, write_note
+from gpuwarden.launcher.stderr_tail import StderrTail
+from gpuwarden.protocol.run_folder import FOLDER_VARIABLE, ProcessLog, read_logs, write_log
 from gpuwarden.records.record import RunRecord, record_from_json
 from gpuwarden.records.record_json import RunRecordError
 from gpuwarden.web.api.api_paths import RUNS
@@ -54,10 +56,17 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.card is not None and (obstacle := explain_unwritable(parsed.card)):  # checked before the program starts
         complain(f"gpuwarden run: --card: {obstacle}")
         return WRONG_USE
+    if "/" not in command[0] and shutil.which(command[0]) is None:  # before a hello
+        complain(f"gpuwarden run: {command[0]}: command not found")
+        return _NOT_FOUND
     config = load_config(parsed)
     try:
-        with private_folder() as folder:
-            end, card = _watch(command, parsed, config, folder)
+        with contextlib.ExitStack() as stack:
+            folder = _open_folder(stack)
+            if folder is None:
+                end, card = run_program(command, inherited_environment(), find_ignored_signals()), None
+            else:
+                end, card = _watch(command, parsed, config, folder)
     except OSError as error:
         if error.filename != command[0]:
             raise
@@ -68,40 +77,58 @@ def run(parsed: argparse.Namespace) -> int:
     return end_like(end)
 
 
+def _open_folder(stack: contextlib.ExitStack) -> Path | None:
+    """Return a folder for what the run leaves, until the stack is closed; None where no file can be written."""
+    try:
+        return stack.enter_context(private_folder())
+    except OSError as error:
+        complain(f"gpuwarden run: the program runs unwatched: {error.strerror}")
+        return None
+
+
 def _watch(
     command: Sequence[str], parsed: argparse.Namespace, config: Config, folder: Path
 ) -> tuple[ProgramEnd, Card | None]:
     """Run the program with a daemon that watches it. Raises OSError if it cannot be started."""
     ignored = find_ignored_signals()
-    notes_folder = folder / "notes"
-    notes_folder.mkdir()
+    logs_folder = folder / "logs"
+    logs_folder.mkdir()
     with open_daemon(config, folder, lambda text: complain(f"gpuwarden run: {text}")) as place:
-        environment = make_environment(notes_folder, place.runs if place else None, parsed.name, census=parsed.census)
+        environment = make_environment(logs_folder, place.runs if place else None, parsed.name, census=parsed.census)
         introduction = parsed.name or _name(command), Path(command[0]).name
-        introduce = partial(introduce_program, place.runs, *introduction) if place else lambda: None
         kills = HostKillWatch()
-        end = run_program(command, environment, ignored, introduce)
+        tail = None if parsed.no_stderr else _open_tail(has_card=parsed.card is not None)
+        introduce = partial(introduce_program, place.runs, *introduction) if place else lambda: None
+        end = run_program(command, environment, ignored, introduce, tail)
         try:
-            notes, crashes = list(read_notes(notes_folder)), list(read_crashes(notes_folder))
-            _pass_to_outer_run(notes)
-            return end, _make_card(command, ProgramFacts(end, kills.find(end.pid), notes, crashes), place)
+            stderr = b"" if tail is None else tail.read()
+            logs = list(read_logs(logs_folder))
+            _pass_to_outer_run(logs)
+            return end, _make_card(command, ProgramFacts(end, kills.find(end.pid), logs, stderr), place)
         except Exception as error:  # noqa: BLE001 - no failure of the card may change how the command ends
             complain(f"gpuwarden run: no card: {type(error).__name__}: {error}")
             return end, None
 
 
-def _pass_to_outer_run(notes: Sequence[ProcessNote]) -> None:
-    """Copy the notes to the outer `gpuwarden run`, if this one runs within its program."""
+def _open_tail(*, has_card: bool) -> StderrTail | None:
+    """Keep the end of standard error for a card in a file, or on a terminal, unless that cannot be done."""
+    with contextlib.suppress(OSError):  # such as a closed stream
+        return StderrTail() if has_card or os.isatty(2) else None
+    return None
+
+
+def _pass_to_outer_run(logs: Sequence[ProcessLog]) -> None:
+    """Copy the logs to the outer `gpuwarden run`, if this one runs within its program."""
     if folder := os.environ.get(FOLDER_VARIABLE):
         with contextlib.suppress(OSError):
-            for note in notes:
-                write_note(folder, note)
+            for log in logs:
+                write_log(folder, log)
 
 
 def _make_card(command: Sequence[str], facts: ProgramFacts, place: DaemonPlace | None) -> Card:
     runs, gpus = [], {}
     if place is not None:
-        pids = {facts.end.pid, *(note.pid for note in facts.notes)}
+        pids = {facts.end.pid, *(log.pid for log in facts.logs)}
         runs = await_records(place, pids, facts.end.began, should_hurry)
         gpus = dict(fetch_gpu_numbers(place.api))
     return make_card(command, facts, runs, gpus)

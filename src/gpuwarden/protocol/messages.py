@@ -132,7 +132,7 @@ class Hello:
     `no_gpu` is why its framework computes without a GPU, once it does: it is built for the CPU, CUDA_VISIBLE_DEVICES
     hides all GPUs, the program chose other devices, the process sees no driver, a library did not load, or the program
     has put nothing on a GPU. `census`: it takes a census of its tensors under pressure or at a leak. `headroom`: it is
-    sent its headroom. `run_folder` is where it notes its end, under `gpuwarden run`.
+    sent its headroom. `run_folder` has its log, under `gpuwarden run`.
     """
 
     name: str = validated(check_text)

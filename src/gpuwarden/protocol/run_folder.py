@@ -1,99 +1,99 @@
 """Private folder between `gpuwarden run` and the processes of its program: file names, environment, and contents.
 
-Each process that trained or failed leaves `PID.json`; `PID.faults` is where Python's faulthandler writes when a signal
-ends it. A forked child writes its fault to its parent's file.
+Each Python process leaves `PID.log`, also an empty one, and other processes that train do. It holds what Python's
+faulthandler writes when a signal ends the process or a forked child of it, and their errors that nothing caught: each
+between zero bytes, a line with pid, Unix time, origin and type, and a traceback.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, cast, get_args
 
 RUN_VARIABLE = "GPUWARDEN_RUN"  # "1" switches the instrumentation on
 FOLDER_VARIABLE = "GPUWARDEN_RUN_FOLDER"
 NAME_VARIABLE = "GPUWARDEN_RUN_NAME"  # of --name, for runs that the program gives no name
-MAX_TEXT_BYTES = 16 << 10  # of a traceback's end
-MAX_NOTE_BYTES = 256 << 10
+MAX_LOG_BYTES = 1 << 20  # of a process
+
+# What an error ended: the process, one of its threads, nothing (it was raised in a finalizer or an exit handler), or a
+# process that an interrupt was about to end.
+Origin = Literal["program", "thread", "finalizer", "interrupt"]
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramError:
-    """Exception that nothing in the program caught."""
+    """Exception that nothing in the program caught; `at` is Unix time, `text` its traceback without code."""
 
+    pid: int
+    at: float
+    origin: Origin
     type: str
-    text: str  # end of its traceback
-    thread: bool  # it ended a thread, and the program went on
-    framework_kind: str  # the classifier's ErrorKind
-    unraisable: bool = False  # raised in a finalizer or an exit handler, and ignored by Python
-    frame: str | None = None  # innermost of the user's own code, as "train.py:12 in main"
+    text: str
+
+    @property
+    def message(self) -> str:
+        """Text without frames."""
+        return "\n".join(line for line in self.text.splitlines() if not line.startswith(("  File ", "Traceback (")))
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessNote:
-    """Note of one process of the program that trained or failed.
-
-    `error` is the exception that ended the process; without one, the first that ended a thread or was ignored.
-    `thread_error` is the first one of a thread, if another exception ended the process later.
-    """
+class ProcessLog:
+    """Log of one process of the program."""
 
     pid: int
-    start: int  # clock ticks since boot, as in /proc/PID/stat
-    error: ProgramError | None = None
-    thread_error: ProgramError | None = None
+    text: str
 
-    def add_error(self, error: ProgramError) -> ProcessNote:
-        """Return the note with an error; of two, the one that ended the process counts, else the first."""
-        if self.error is None:
-            return replace(self, error=error)
-        if error.unraisable or (error.thread and not self.error.unraisable):
-            return self
-        return replace(self, error=error, thread_error=self.error if self.error.thread else self.thread_error)
+    @property
+    def crash(self) -> str:
+        """Text of faulthandler."""
+        return "".join(self.text.split("\0")[::2])
 
-
-def note_path(folder: str | os.PathLike[str], pid: int) -> Path:
-    """Return the path of a process's note."""
-    return Path(folder) / f"{pid}.json"
-
-
-def write_note(folder: str | os.PathLike[str], note: ProcessNote) -> None:
-    """Write a note at once and whole."""
-    path = note_path(folder, note.pid)
-    draft = path.with_suffix(".new")
-    draft.write_text(json.dumps(asdict(note)), encoding="utf-8")
-    draft.replace(path)
+    @property
+    def errors(self) -> Iterator[ProgramError]:
+        """Errors of this process and its forked children."""
+        for record in self.text.split("\0")[1::2]:
+            head, _, text = record.partition("\n")
+            with contextlib.suppress(ValueError):  # written by something else
+                pid, at, origin, name = head.split(" ")
+                if origin in get_args(Origin):
+                    yield ProgramError(int(pid), float(at), cast("Origin", origin), name, text)
 
 
-def read_notes(folder: str | os.PathLike[str]) -> Iterator[ProcessNote]:
-    """Yield the notes of all processes, the oldest process first; leave out files that are no notes."""
-    notes = filter(None, map(_read_note, Path(folder).glob("*.json")))
-    yield from sorted(notes, key=lambda note: (note.start, note.pid))
+def log_path(folder: str | os.PathLike[str], pid: int) -> Path:
+    """Return the path of a process's log."""
+    return Path(folder) / f"{pid}.log"
 
 
-def read_note(folder: str, pid: int, uid: int) -> ProcessNote | None:
-    """Return the note of one process, if a file of this user has it."""
-    return _read_note(note_path(folder, pid), uid)
+def mark_process() -> None:
+    """Leave a log of this process in the folder of `gpuwarden run`, if there is one: a forked child has none yet."""
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        with contextlib.suppress(OSError):  # the folder is gone, or the disk is full
+            log_path(folder, os.getpid()).touch()
 
 
-def _read_note(path: Path, uid: int | None = None) -> ProcessNote | None:
-    try:
-        return _parse_note(json.loads(_read(path, MAX_NOTE_BYTES, uid)))
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):  # written by something else
-        return None
+def write_log(folder: str | os.PathLike[str], log: ProcessLog) -> None:
+    """Write a log of another folder. Raises OSError."""
+    log_path(folder, log.pid).write_text(log.text, encoding="utf-8", errors="replace")
 
 
-def read_crashes(folder: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield what Python's faulthandler wrote of fatal signals, at most MAX_TEXT_BYTES of each."""
-    for path in sorted(Path(folder).glob("*.faults")):
-        with contextlib.suppress(OSError):
-            if text := _read(path, MAX_TEXT_BYTES):
-                yield text
+def read_logs(folder: str | os.PathLike[str]) -> Iterator[ProcessLog]:
+    """Yield the logs of all processes; leave out files that are none."""
+    for path in Path(folder).glob("*.log"):
+        with contextlib.suppress(OSError, ValueError):  # of something else
+            yield ProcessLog(int(path.stem), _read(path, MAX_LOG_BYTES))
+
+
+def read_log(folder: str, pid: int, uid: int) -> ProcessLog | None:
+    """Return the log of one process, if a file of this user has it."""
+    with contextlib.suppress(OSError):
+        return ProcessLog(pid, _read(log_path(folder, pid), MAX_LOG_BYTES, uid))
+    return None
 
 
 def _read(path: Path, limit: int, uid: int | None = None) -> str:
@@ -110,25 +110,3 @@ def _read(path: Path, limit: int, uid: int | None = None) -> str:
         return os.read(file, limit).decode("utf-8", "replace")
     finally:
         os.close(file)
-
-
-def _parse_note(fields: dict[str, Any]) -> ProcessNote:
-    return ProcessNote(
-        pid=int(fields["pid"]),
-        start=int(fields["start"]),
-        error=_parse_error(fields.get("error")),
-        thread_error=_parse_error(fields.get("thread_error")),
-    )
-
-
-def _parse_error(fields: dict[str, Any] | None) -> ProgramError | None:
-    if fields is None:
-        return None
-    return ProgramError(
-        type=str(fields["type"]),
-        text=str(fields["text"]),
-        thread=bool(fields["thread"]),
-        framework_kind=str(fields["framework_kind"]),
-        unraisable=bool(fields.get("unraisable", False)),
-        frame=None if fields.get("frame") is None else str(fields["frame"]),
-    )

@@ -8,12 +8,13 @@ import select
 from concurrent.futures import Future
 from dataclasses import replace
 
+from gpuwarden.errors.recognition import find_problem
 from gpuwarden.host import procfs
 from gpuwarden.host.call_thread import CallThread
 from gpuwarden.host.exit_status import read_exit_status
 from gpuwarden.host.process_key import parse_run_id
-from gpuwarden.protocol.messages import ERROR_KINDS, End, Error, ErrorKind, uncaught_reason
-from gpuwarden.protocol.run_folder import ProcessNote, read_note
+from gpuwarden.protocol.messages import End, Error, uncaught_reason
+from gpuwarden.protocol.run_folder import ProcessLog, read_log
 from gpuwarden.protocol.validators import clip
 from gpuwarden.records.joining import conclude_record
 from gpuwarden.records.record import RunRecord
@@ -25,7 +26,7 @@ class AbsentRun:
     """Absent run; used by one event loop. `last` is the last part of its record, `since` what it is absent since.
 
     Its state is unknown until it reports again or its process is gone. The evidence of its end is what the kernel knows
-    of the process, and the note that this left in the folder of `gpuwarden run`. `began` is monotonic.
+    of the process, and the log that this left in the folder of `gpuwarden run`. `began` is monotonic.
     """
 
     def __init__(self, record: RunRecord, last: RunRecord, since: str, began: float) -> None:
@@ -34,7 +35,7 @@ class AbsentRun:
         self._since = since
         self._start = (parse_run_id(record.run_id) or (0, -1))[1]
         self._outcome = OutcomeTracker(record.pid, began)
-        self._note: Future[ProcessNote | None] | None = None  # once the process is gone
+        self._log: Future[ProcessLog | None] | None = None  # once the process is gone
         self._pidfd: int | None = None
         with contextlib.suppress(OSError, OverflowError):  # it has ended, or there is no descriptor left
             self._pidfd = os.pidfd_open(record.pid)
@@ -68,24 +69,27 @@ class AbsentRun:
                 return False
             self._outcome.begin(poll.now, at, None, None)
             if folder := self.record.run_folder:
-                self._note = folders.submit(read_note, folder, self.record.pid, self.record.uid)
+                self._log = folders.submit(read_log, folder, self.record.pid, self.record.uid)
         self._outcome.handle_exit(poll.now, read_exit_status(self._pidfd, self.record.pid, self._start), None)
-        has_note = self._note is None or self._note.done()
-        if self._note is not None and has_note and (note := self._note.result()) is not None:
-            self._add_note(note)
+        is_read = self._log is None or self._log.done()
+        if self._log is not None and is_read and (log := self._log.result()) is not None:
+            self._add_log(log)
         uuids = [each.uuid for each in self.record.devices]
         self._outcome.add_evidence(poll.oom_kills, uuids, poll.snapshot, poll.now)
         ended = self._outcome.ended
-        if ended is not None and poll.now - ended >= SETTLE_SECONDS and self._pidfd is None and has_note:
+        if ended is not None and poll.now - ended >= SETTLE_SECONDS and self._pidfd is None and is_read:
             self._outcome.conclude(goes_on=False)  # no exit status can come
         return not self._outcome.is_open
 
-    def _add_note(self, note: ProcessNote) -> None:
-        error = note.error
-        if error is not None and note.start == self._start and not error.thread and not error.unraisable:
-            kind: ErrorKind = next((each for each in ERROR_KINDS if each == error.framework_kind), "other")
-            raised = Error(kind, clip(error.type), "", "idle", self.record.steps or 0)
-            self._outcome.handle_farewell(End(uncaught_reason(error.type), "failed"), raised)
+    def _add_log(self, log: ProcessLog) -> None:
+        began = self.record.began_timestamp_seconds  # what had this pid before may have left a log too
+        for error in log.errors:
+            if error.pid == self.record.pid and error.origin == "program" and error.at >= began:
+                problem = find_problem(error.message)
+                raised = Error(
+                    problem.kind if problem else "other", clip(error.type), "", "idle", self.record.steps or 0
+                )
+                self._outcome.handle_farewell(End(uncaught_reason(error.type), "failed"), raised)
 
     def conclude(self, record: RunRecord) -> RunRecord:
         """Return a record of this run with what is known of its end."""

@@ -300,7 +300,7 @@ class RunRecord(RunFigures):
     boot_id: str | None = _record(lambda of: of.boot_id, "Boot ID of the host (/proc/sys/kernel/random/boot_id).")
     began_uptime_seconds: float | None = _record(lambda of: of.began_uptime, "First message, in seconds since boot (CLOCK_BOOTTIME).", join=first)
     world_size: int | None = _record(lambda of: of.run.hello.world_size, "Number of processes of the job.")
-    run_folder: str | None = _record(lambda of: of.run.hello.run_folder, Private("Folder in which it notes its end."))
+    run_folder: str | None = _record(lambda of: of.run.hello.run_folder, Private("Folder with the logs of `gpuwarden run`."))
     exit_signal: str | None = _record(_ended(lambda ending: ending.exit_signal), "Signal that ended its process, such as SIGTERM, if known.", join=last)
     phase_seconds: Mapping[str, float] | None = _record(lambda of: of.usage.phases, "Time in each phase, by polls.", label="by phase", text=_times, join=_add_by_key)
     examples: int | None = _record(_reported(lambda report: report.examples), "Training examples, if the batch size is known.", label="examples")

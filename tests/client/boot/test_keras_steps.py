@@ -38,7 +38,7 @@ def test_steps(tmp_path: Path, keras: ProgramServer) -> None:
     assert run.steps == true_steps(ended) == 16 * 6 + 24 + 5
     assert run.hello.name == "train.py"
     assert isinstance(run.messages[-1], End)
-    assert len(ended.notes) == 1
+    assert (ended.folder / f"{run.pid}.log").exists()
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,11 @@ def test_not_twice(tmp_path: Path, keras: ProgramServer, fit: str) -> None:
 
 
 def test_failed_fit(tmp_path: Path, keras: ProgramServer) -> None:
-    """An error in a step reaches the program unchanged, the daemon once, and the note."""
+    """An error in a step reaches the program unchanged, the daemon once, and the log."""
     ended = run_keras(keras, tmp_path, "fit(model)", "fit(model, sample_weight=np.ones((7, 1)))")
     assert ended.status == 1
-    (note,) = ended.notes
-    assert note.error is not None
-    assert ended.errors.endswith(note.error.text.splitlines()[-1] + "\n")
+    (error,) = ended.kept
+    assert error.text.splitlines()[-1] in ended.errors
     (run,) = ended.runs
     assert run.steps == 16
 
@@ -66,7 +65,7 @@ def test_failed_fit(tmp_path: Path, keras: ProgramServer) -> None:
 def test_disabled(tmp_path: Path, keras: ProgramServer) -> None:
     """GPUWARDEN_DISABLED switches it off."""
     ended = keras.run(tmp_path, MODEL, "fit(model)", GPUWARDEN_DISABLED="1")
-    assert (ended.status, ended.runs, ended.notes) == (0, [], [])
+    assert (ended.status, ended.runs, ended.kept) == (0, [], [])
 
 
 @pytest.mark.frameworks

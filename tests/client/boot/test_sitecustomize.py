@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import signal
 import subprocess
@@ -13,8 +12,7 @@ from pathlib import Path
 import pytest
 from instrumented_program import SITE, SOURCE, run_instrumented, run_instrumented_command
 
-from gpuwarden.client.boot.program_error import MAX_FRAMES
-from gpuwarden.protocol.run_folder import MAX_TEXT_BYTES
+from gpuwarden.launcher.card import list_error_events
 
 SAYS = "import sys; print('ran', *sys.argv[1:])"
 
@@ -32,7 +30,7 @@ def test_flags(tmp_path: Path, flags: list[str]) -> None:
         pytest.skip("-P is new in Python 3.11")
     program = write(tmp_path / "program.py", f"{SAYS}\nprint(*map(type, sys.meta_path))\n")
     ended = run_instrumented(tmp_path, *flags, program, "an argument")
-    assert (ended.status, ended.errors, ended.runs, ended.notes) == (0, "", [], [])
+    assert (ended.status, ended.errors, ended.runs, ended.kept) == (0, "", [], [])
     ran, finders = ended.output.splitlines()
     assert ran == "ran an argument"
     assert ("_ImportHook" in finders) == (flags not in (["-E"], ["-I"], ["-S"]))
@@ -52,9 +50,8 @@ def test_module_command_and_shell(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         ended = run_instrumented_command(folder, *command, path=(SOURCE, tmp_path))
-        (note,) = ended.notes
-        assert note.error is not None
-        assert (ended.status, note.error.type, note.error.thread) == (status, error, False)
+        (kept,) = ended.kept
+        assert (ended.status, kept.type, kept.origin) == (status, error, "program")
         assert f"{error}" in ended.errors  # printed as without gpuwarden
 
 
@@ -75,7 +72,7 @@ def test_path_is_the_program_s(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(SOURCE)},
     )
     assert set(ended.output.splitlines()) == set(bare.stdout.splitlines())
-    assert [note.error and note.error.type for note in ended.notes] == ["SystemError"]
+    assert [error.type for error in ended.kept] == ["SystemError"]
 
 
 def test_own_sitecustomize(tmp_path: Path) -> None:
@@ -88,9 +85,8 @@ def test_own_sitecustomize(tmp_path: Path) -> None:
     program = write(tmp_path / "program.py", "import sys\nprint(sys.modules['sitecustomize'].__file__)\n1 / 0\n")
     ended = run_instrumented(tmp_path, program, path=(own, SOURCE))
     assert ended.output.splitlines() == [str(own / "sitecustomize.py"), "own hook ZeroDivisionError"]
-    (note,) = ended.notes
-    assert note.error is not None
-    assert note.error.type == "ZeroDivisionError"
+    (error,) = ended.kept
+    assert error.type == "ZeroDivisionError"
 
 
 @pytest.mark.parametrize("raised", ["ImportError('no')", "SystemExit(3)", "KeyboardInterrupt"])
@@ -122,7 +118,7 @@ def test_no_folder(tmp_path: Path) -> None:
 def test_not_a_run(tmp_path: Path) -> None:
     """The folder in PYTHONPATH alone does nothing."""
     ended = run_instrumented(tmp_path, "-c", "1 / 0", GPUWARDEN_RUN="0")
-    assert (ended.status, ended.notes) == (1, [])
+    assert (ended.status, ended.kept) == (1, [])
 
 
 def test_old_python() -> None:
@@ -139,70 +135,119 @@ def test_imports_at_start(tmp_path: Path) -> None:
 
 
 def test_errors_of_threads(tmp_path: Path) -> None:
-    """The error that ends the program counts, and the first error of a thread is kept as its possible root."""
+    """Errors of threads are kept, and the error that ended the program later."""
     program = write(
         tmp_path / "program.py",
         "import threading\n"
         "def fail(error): raise error\n"
-        "for error in (OSError('first'), LookupError('second')):\n"
-        "    thread = threading.Thread(target=fail, args=(error,)); thread.start(); thread.join()\n",
+        "for error in (OSError('first'), LookupError('second'), LookupError('again')):\n"
+        "    thread = threading.Thread(target=fail, args=(error,)); thread.start(); thread.join()\n"
+        "raise RuntimeError('CUDA error: out of memory')\n",
     )
-    (note,) = run_instrumented(tmp_path, program).notes
-    assert note.error is not None
-    assert (note.error.type, note.error.thread, note.thread_error) == ("OSError", True, None)
-    write(program, program.read_text(encoding="utf-8") + "raise RuntimeError('CUDA error: out of memory')\n")
-    again = tmp_path / "again"
-    again.mkdir()
-    ended = run_instrumented(again, program)
-    (note,) = ended.notes
-    assert note.error is not None
-    assert note.thread_error is not None
-    assert (note.error.type, note.error.thread, note.error.framework_kind) == ("RuntimeError", False, "device_oom")
-    assert note.thread_error.type == "OSError"
-    assert ended.errors.count("Traceback") == 3
+    ended = run_instrumented(tmp_path, program)
+    found = [(error.type, error.origin) for error in ended.kept]
+    assert found == [("OSError", "thread"), ("LookupError", "thread"), ("RuntimeError", "program")]
+    assert ended.errors.count("Traceback") == 4
+
+
+NO_MEMORY = """
+import resource
+kept = []
+resource.setrlimit(resource.RLIMIT_AS, (4096 * int(open("/proc/self/statm").read().split()[0]) + (32 << 20),) * 2)
+while True:
+    kept.append([len(kept)] * 4)
+"""
+NO_DESCRIPTOR = """
+import resource, socket
+resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+kept = []
+while True:
+    kept.append(socket.socket())
+"""
+
+
+@pytest.mark.parametrize(("program", "error"), [(NO_MEMORY, "MemoryError"), (NO_DESCRIPTOR, "OSError")])
+def test_nothing_left(tmp_path: Path, program: str, error: str) -> None:
+    """An error is kept where there is no memory or no descriptor left to keep it with."""
+    ended = run_instrumented(tmp_path, "-c", program)
+    (kept,) = ended.kept
+    assert (ended.status, kept.type) == (1, error)
+
+
+def test_error_after_an_interrupt(tmp_path: Path) -> None:
+    """An error while an interrupt ends the program is kept as such; an interrupt alone ends it as it does anyway."""
+    program = "import os\ntry:\n    os.kill(os.getpid(), 2)\nfinally:\n    if {}: raise OSError('cannot save')"
+    ended = run_instrumented(tmp_path, "-c", program.format(1))
+    (error,) = ended.kept
+    assert (ended.status, error.origin) == (1, "interrupt")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    ended = run_instrumented(bare, "-c", program.format(0))
+    assert (ended.status, ended.kept) == (-signal.SIGINT, [])
+
+
+def test_text_of_errors(tmp_path: Path) -> None:
+    """The text has causes, the place of a wrong syntax, and of each frame its place."""
+    program = write(
+        tmp_path / "program.py",
+        "def f():\n    compile('x =', 'model.py', 'exec')\n"
+        "try:\n    f()\nexcept SyntaxError as error:\n    raise LookupError('no model') from error\n",
+    )
+    (error,) = run_instrumented(tmp_path, program).kept
+    assert error.text.splitlines() == [
+        "Traceback (most recent call last):",
+        f'  File "{program}", line 4, in <module>',
+        f'  File "{program}", line 2, in f',
+        '  File "model.py", line 1',
+        "SyntaxError: invalid syntax (model.py, line 1)",
+        "",
+        "The above exception was the direct cause of the following exception:",
+        "",
+        "Traceback (most recent call last):",
+        f'  File "{program}", line 6, in <module>',
+        "LookupError: no model",
+    ]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups are new in Python 3.11")
+def test_group_of_errors(tmp_path: Path) -> None:
+    """The members of a group are kept in its place."""
+    (error,) = run_instrumented(tmp_path, "-c", "raise ExceptionGroup('several', [KeyError(1), OSError(2)])").kept
+    assert [each for each in error.text.splitlines() if "Error: " in each] == ["OSError: 2", "KeyError: 1"]
 
 
 def test_own_excepthook(tmp_path: Path) -> None:
     """An error is kept, too, where the program has replaced the hook: the interpreter remembers it until its end."""
     ended = run_instrumented(tmp_path, "-c", "import sys; sys.excepthook = lambda *_: print('own'); 1 / 0")
-    (note,) = ended.notes
-    assert note.error is not None
-    assert (ended.output, note.error.type) == ("own\n", "ZeroDivisionError")
+    (error,) = ended.kept
+    assert (ended.output, error.type) == ("own\n", "ZeroDivisionError")
 
 
 def test_ignored_errors(tmp_path: Path) -> None:
     """An error of an exit handler is kept as ignored."""
     ended = run_instrumented(tmp_path, "-c", "import atexit; atexit.register(lambda: 1 / 0)")
-    (note,) = ended.notes
-    assert note.error is not None
-    assert (ended.status, note.error.unraisable) == (0, True)
+    (error,) = ended.kept
+    assert (ended.status, error.origin) == (0, "finalizer")
 
 
-def test_exits_leave_no_note(tmp_path: Path) -> None:
+def test_exits_are_no_errors(tmp_path: Path) -> None:
     """`sys.exit` is no error."""
     ended = run_instrumented(tmp_path, "-c", "import sys; sys.exit('enough')")
-    assert (ended.status, ended.errors, ended.notes) == (1, "enough\n", [])
+    assert (ended.status, ended.errors, ended.kept) == (1, "enough\n", [])
 
 
 def test_text_is_bounded(tmp_path: Path) -> None:
-    """The end of a long text is kept; the note is one whole file of JSON, of the process with that start."""
-    program = "import os; print(open('/proc/self/stat').read()); raise ValueError('x' * 99999 + 'the end')"
-    ended = run_instrumented(tmp_path, "-c", program)
-    (note,) = ended.notes
-    assert note.error is not None
-    assert len(note.error.text) == MAX_TEXT_BYTES
-    assert note.error.text.endswith("the end\n")
-    stat = ended.output.split()
-    assert (note.pid, note.start) == (int(stat[0]), int(stat[21]))
-    assert set(json.loads((ended.folder / f"{note.pid}.json").read_text())) >= {"pid", "start", "error"}
-
-
-def test_deep_recursion(tmp_path: Path) -> None:
-    """An error deep in a recursion has its innermost frames only: to format a million would take 20 s."""
-    program = "import sys; sys.setrecursionlimit(10**6)\ndef f(n): return f(n - 1) if n else 1 / 0\nf(6000)"
-    (note,) = run_instrumented(tmp_path, "-c", program).notes
-    assert note.error is not None
-    assert f"[Previous line repeated {MAX_FRAMES - 3} more times]" in note.error.text
+    """Both ends of a long message are kept, and the innermost frames of a deep recursion."""
+    program = (
+        "import sys; sys.setrecursionlimit(10**6)\n"
+        "def f(n):\n    if n: f(n - 1)\n    raise ValueError('the start' + 'x' * 99999 + 'the end')\nf(6000)"
+    )
+    (error,) = run_instrumented(tmp_path, "-c", program).kept
+    assert len(error.text) < 10_000
+    assert "ValueError: the start" in error.text
+    assert error.text.endswith("the end")
+    assert error.text.count("in f\n") == 100
+    assert "line 4, in f\n" in error.text
 
 
 @pytest.mark.frameworks
@@ -214,19 +259,17 @@ def test_error_in_a_tf_function(tmp_path: Path) -> None:
         "@tf.function\ndef step(x):\n    if tf.reduce_sum(x) > 0:\n        x = x @ tf.ones((7, 7))\n    return x\n\n"
         "step(tf.ones((2, 3)))\n",
     )
-    (note,) = run_instrumented(tmp_path, program).notes
-    assert note.error is not None
-    assert note.error.frame == f"{program}:6 in step"
+    (error,) = run_instrumented(tmp_path, program).kept
+    (event,) = list_error_events(error)
+    assert event.frame == f"{program}:6 in step"
 
 
 def test_fatal_signal(tmp_path: Path) -> None:
-    """After a fatal signal, faulthandler's text is in its file; status and terminal stay as they are."""
-    crash = "import os, ctypes; print(os.getpid(), flush=True); ctypes.string_at(0)"
-    ended = run_instrumented(tmp_path, "-c", crash)
+    """After a fatal signal, faulthandler's text is in the log; status and terminal stay as they are."""
+    ended = run_instrumented(tmp_path, "-c", "import ctypes; ctypes.string_at(0)")
     assert (ended.status, ended.errors) == (-signal.SIGSEGV, "")
-    text = (ended.folder / f"{int(ended.output)}.faults").read_text()
-    assert text.startswith("Fatal Python error: Segmentation fault")
-    assert "string_at" in text
+    assert ended.crash.startswith("Fatal Python error: Segmentation fault")
+    assert "string_at" in ended.crash
 
 
 def test_files_of_a_program_that_closed_all(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuwarden.client.boot.process_note import note_training
 from gpuwarden.client.guard import guarded, retire_when_claimed
 from gpuwarden.client.keras.callback import GpuWarden
+from gpuwarden.protocol.run_folder import mark_process
 
 
 class AddedCallback(GpuWarden):
@@ -21,7 +21,7 @@ class AddedCallback(GpuWarden):
     @guarded
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: D102 - a hook of Keras
         super().on_train_begin(logs)
-        note_training()
+        mark_process()
 
     def retire(self) -> None:
         """Stop counting, and leave the model as it was."""

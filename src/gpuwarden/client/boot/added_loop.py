@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from gpuwarden.client.boot.process_note import note_training
 from gpuwarden.client.guard import are_steps_claimed, retire_when_claimed
 from gpuwarden.client.loop_tracker import MAX_UNCOUNTED_STEPS, LoopTracker
 from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS
 from gpuwarden.client.settings import check_settings
+from gpuwarden.protocol.run_folder import mark_process
 
 
 class AddedLoop:
@@ -26,7 +26,7 @@ class AddedLoop:
         if self._pid != os.getpid():
             self._pid, self._tracker = os.getpid(), self._make_tracker()
             if self._tracker is not None:
-                note_training()
+                mark_process()
         if self._tracker is not None:
             if steps > 1:
                 self._tracker.count_untimed(steps - 1)
