@@ -6,21 +6,16 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpuwarden.errors.explanation import ErrorEvent, Explanation, explain_events
 from gpuwarden.errors.recognition import find_problem
-from gpuwarden.explain.events import ErrorEvent, read_events
-from gpuwarden.explain.explanation import Explanation, explain_events
-from gpuwarden.explain.record_events import list_run_events
+from gpuwarden.explain.events import read_events
 from gpuwarden.launcher.host_kills import HostKills
 from gpuwarden.launcher.program import ProgramEnd
 from gpuwarden.protocol.messages import OOM_KINDS
 from gpuwarden.protocol.run_folder import ProcessNote, ProgramError
 from gpuwarden.records.record import RunRecord
+from gpuwarden.records.run_headline import READ_OUTPUT, list_run_events
 from gpuwarden.runs.outcome import Evidence, conclude
-
-_READ_OUTPUT = (  # of a program that printed its error itself
-    "Read the last lines that the program printed. If they do not say why, save all of its output (2>&1) and pass it "
-    "to `gpuwarden explain`."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +40,7 @@ class Card:
         """The first thing to do, None if the program did not fail."""
         if self.explanation is not None:
             return self.explanation.root.problem.first_step
-        return _READ_OUTPUT if self.outcome == "failed" else None
+        return READ_OUTPUT if self.outcome == "failed" else None
 
 
 @dataclass(frozen=True, slots=True)

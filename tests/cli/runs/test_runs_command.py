@@ -163,7 +163,10 @@ def test_show_has_everything(daemon: Daemon) -> None:
     ):
         assert f"\n  {words}\n" in done.stdout, words
     assert "\n\nNVIDIA H100 80GB HBM3 GPU-0\n  allocated " in done.stdout
-    assert "\ndiagnosis     too big: 4.00 GiB did not fit next to 9.00 GiB of 11.0 GiB.\nnext step     " in done.stdout
+    assert (
+        "\ncause         Out of GPU memory: the model does not fit\nevidence      4.00 GiB did not fit " in done.stdout
+    )
+    assert "\nnext step     Use a smaller model.\n" in done.stdout
     assert "\nheadroom      unknown on MIG-1-2: process unlisted\n" in done.stdout
 
 
