@@ -298,6 +298,16 @@ def test_finished_run_that_went_wrong(page: StagedPages, tab: Tab) -> None:
     assert summary(tab)[0] == "▲ No GPU used: CUDA_VISIBLE_DEVICES hides all GPUs"
 
 
+def test_limit_of_the_chart_is_straight(page: StagedPages, tab: Tab) -> None:
+    """The limit is what the run could use at its peak, at each time."""
+    record = record_of(out_of_memory())
+    show(page, tab, record)
+    (device,) = (each for each in record["devices"] if each.get("timeline"))
+    limit = format_bytes(device["memory_peak_bytes"] + device["headroom_at_peak_bytes"])
+    column = "[...document.querySelectorAll('[data-key=values] tbody td:nth-child(4)')].map(e => e.textContent)"
+    assert set(tab.evaluate(column)) == {limit}
+
+
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_color_of_an_end_is_that_of_its_condition(page: StagedPages, tab: Tab, outcome: Outcome) -> None:
     """The severity of an end is that of the alert that it raises."""
