@@ -356,6 +356,17 @@ def test_ended_runs_have_their_outcome(page: StagedPages, tab: Tab) -> None:
     assert shown.index("Phase") < shown.index("Ended") < shown.index("exit status 0")
 
 
+def test_ended_runs_have_their_headline(page: StagedPages, tab: Tab) -> None:
+    """An ended run has the cause and the next step of its record; one that went wrong is not shown as well."""
+    gone: dict[str, Any] = {"up": False, "current": False}
+    well = a_run(9, **gone, ending=Ending("finished", "exit status 0", 1.0, settled=True))
+    runs = make_document(poll_state(runs=(well,)))["runs"]
+    runs[0]["headline"] = {"name": "no_gpu", "text": "No GPU used: <b>", "next_step": "Unset `CUDA_VISIBLE_DEVICES`."}
+    page.show(tab, poll_state(), runs=runs)
+    assert "No GPU used: <b>. Unset CUDA_VISIBLE_DEVICES." in tab.text("#run-9-1")
+    assert "▲" in tab.text("#run-9-1")
+
+
 def test_page_without_runs_explains_reporting(page: StagedPages, tab: Tab) -> None:
     """The page explains both the Keras callback and the manual report."""
     shown = page.show(tab, poll_state())

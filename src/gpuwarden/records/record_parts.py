@@ -112,12 +112,12 @@ class RecordedCensus:
 class RecordedHeadline:
     """Cause of what went wrong, the same wherever it is shown."""
 
-    name: Annotated[str, "Cause of an out-of-memory, finding, or problem of `gpuwarden explain`."]
+    name: Annotated[str, "Cause of an out-of-memory, finding or problem."]
     text: Annotated[str, "The cause in a sentence."]
     next_step: Annotated[str, "Next step."]
     evidence: Annotated[str | None, "Evidence, with numbers."] = None
     code: Annotated[str | None, "Code or command of the next step, if any."] = None
-    holder: Annotated[str | None, Private("Evidence of a census: what keeps most of the memory.")] = None
+    holder: Annotated[str | None, Private("What keeps most of the memory.")] = None
 
     @property
     def reasons(self) -> tuple[str, ...]:

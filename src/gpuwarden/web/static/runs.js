@@ -105,12 +105,13 @@ function card(run, places, charts, closable) {
 }
 
 function line(run) {
-  const bad = run.condition !== "ok";
+  const level = run.condition === "ok" && run.headline ? "warning" : run.condition;
+  const bad = level !== "ok";
   return h("li", { id: anchor(run), "data-key": run.run_id, tabindex: "-1" },
-    bad ? mark(run.condition) : null, " ", h("b", {}, h("bdi", {}, short(run.name))), " ",
-    h("span", { class: bad ? run.condition : "" }, plain(run.state)),
+    bad ? mark(level) : null, " ", h("b", {}, h("bdi", {}, short(run.name))), " ",
+    h("span", { class: bad ? level : "" }, plain(run.state)),
     known(run.ended_timestamp_seconds) ? ` at ${clock(run.ended_timestamp_seconds)}` : "",
-    run.evidence ? [": ", h("bdi", {}, run.evidence)] : "", ". ", page(run), errors(run), findings(run), diagnosis(run));
+    run.evidence ? [": ", h("bdi", {}, run.evidence)] : "", ". ", page(run), headline(run));
 }
 
 const page = (run) => h("a", { href: `run/${encodeURIComponent(run.run_id)}` }, "details", h("span", { class: "unseen" }, ` of ${short(run.name)}`));
@@ -189,6 +190,10 @@ function errors(run) {
 
 function findings(run) {
   return (run.findings ?? []).map((each) => h("p", {}, prose(each.text), " ", h("b", {}, prose(each.next_step))));
+}
+
+function headline({ headline: found }) {
+  return found ? h("p", {}, h("b", {}, prose(found.text)), ". ", prose(found.next_step)) : null;
 }
 
 function diagnosis(run) {
