@@ -451,7 +451,7 @@ def test_list_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_headline_of_a_run_of_the_last_poll() -> None:
-    """The state shows the headline of the record, with the XIDs that only the record has."""
+    """The state shows the headline of the record."""
     recorder = Recorder(None, 10, max_runs=9)
     recorder.add_poll(JoinedPoll(snapshot(), [run(4, ended=True)], 0.0), {})
     headline = recorder.find_headline("4-99")
