@@ -8,11 +8,11 @@ import re
 import pynvml
 import pytest
 
+from gpuwarden.errors.explanation import explain_events
 from gpuwarden.errors.patterns import PATTERNS
 from gpuwarden.errors.program_patterns import OTHER_PATTERNS
 from gpuwarden.errors.status_codes import STATUS_NAMES, find_statuses
 from gpuwarden.explain.events import read_events
-from gpuwarden.explain.explanation import explain_events
 
 # cuda.h of CUDA 13.3, enum CUresult, without CUDA_ERROR_.
 DRIVER_NAMES = """

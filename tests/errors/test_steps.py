@@ -8,9 +8,9 @@ from string import Formatter
 
 import pytest
 
+from gpuwarden.errors.explanation import explain_events
 from gpuwarden.errors.recognition import PROBLEMS, find_problem, find_step
 from gpuwarden.explain.events import read_events
-from gpuwarden.explain.explanation import explain_events
 
 OUT_OF_MEMORY = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB "

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 from error_samples import read_samples
 
+from gpuwarden.errors.explanation import ErrorEvent
 from gpuwarden.errors.recognition import find_log_problem, find_problem, is_noise
-from gpuwarden.explain.events import MAX_ALIKE, ErrorEvent, EventReader, collect, read_events
+from gpuwarden.explain.events import MAX_ALIKE, EventReader, collect, read_events
 from gpuwarden.explain.log_lines import MAX_LINE_CHARACTERS, PREFIXES, LogLine, LogReader, clean_text, parse_line
 
 

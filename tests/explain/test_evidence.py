@@ -11,12 +11,12 @@ from doctor_machine import Machine
 from gpuwarden.doctor.model import Context
 from gpuwarden.doctor.runner.checks import CHECKS, run_checks
 from gpuwarden.errors.device_problems import DRIVER_NOT_LOADED, NO_DEVICE_VISIBLE
+from gpuwarden.errors.explanation import explain_events
 from gpuwarden.errors.memory_problems import DEVICE_OUT_OF_MEMORY, KILLED_BY_KERNEL
 from gpuwarden.errors.problems import FRAMEWORK_REGEXES
 from gpuwarden.errors.recognition import PROBLEMS
 from gpuwarden.explain.events import read_events
 from gpuwarden.explain.evidence import weigh_causes
-from gpuwarden.explain.explanation import explain_events
 from gpuwarden.explain.explanation_text import explanation_document, render_explanation
 
 LOG = (

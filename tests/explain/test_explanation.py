@@ -6,8 +6,8 @@ import io
 
 import pytest
 
+from gpuwarden.errors.explanation import Explanation, explain_events
 from gpuwarden.explain.events import read_events
-from gpuwarden.explain.explanation import Explanation, explain_events
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 NCCL = "[rank0]:[E321 02:07:08.4 ProcessGroupNCCL.cpp:607] Watchdog caught collective operation timeout: WorkNCCL(x)\n"

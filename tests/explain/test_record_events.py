@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from run_record_cases import example_record
 
-from gpuwarden.explain.evidence import MOMENT_PREFIX
-from gpuwarden.explain.explanation import explain_events
-from gpuwarden.explain.record_events import list_run_events
+from gpuwarden.errors.explanation import explain_events
+from gpuwarden.errors.problems import MOMENT_PREFIX
 from gpuwarden.records.record import RunRecord
+from gpuwarden.records.run_headline import list_run_events
 from snapshots import GIB
 
 PLAIN = replace(example_record(), reported_errors=(), xids=None, nonfinite_loss=None, no_gpu=None)

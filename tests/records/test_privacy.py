@@ -12,24 +12,42 @@ from run_record_cases import example_record
 from gpuwarden.records.figure import list_keys
 from gpuwarden.records.privacy import WITHHELD, find_private_keys, reader, withhold_texts
 from gpuwarden.records.record import RunRecord
-from gpuwarden.records.record_parts import RecordedAllocation, RecordedCensus, RecordedError, RecordedTensors
+from gpuwarden.records.record_parts import (
+    RecordedAllocation,
+    RecordedCensus,
+    RecordedError,
+    RecordedHeadline,
+    RecordedTensors,
+)
 from gpuwarden.records.store import render_record
 
-# Words of ours, the name of a type, and the framework's words, which have none of the user's.
-PUBLIC = {"kind", "exception", "phase", "shape", "dtype", "device", "allocator", "next_step"}
+# Words of ours, numbers, the name of a type, and the framework's words, which have none of the user's.
+PUBLIC = {
+    "name",
+    "evidence",
+    "code",
+    "kind",
+    "exception",
+    "phase",
+    "shape",
+    "dtype",
+    "device",
+    "allocator",
+    "next_step",
+}
 ALICE, BOB, SERVICE = 1001, 1002, 990
 
 
 def test_each_text_of_an_error_is_private_or_known_to_be_public() -> None:
     """A new text of an error must be declared Private, or added to PUBLIC with a reason."""
     private, texts = set[str](), set[str]()
-    for part in (RecordedError, RecordedAllocation, RecordedTensors):
+    for part in (RecordedError, RecordedAllocation, RecordedTensors, RecordedHeadline):
         hints = {name: kind for name, kind, _ in list_keys(part)}
         texts |= {name for name, hint in hints.items() if hint is str or str in get_args(hint)}
         private |= {name for name, key in find_private_keys(part).items() if key.part is None}
     assert texts - private == PUBLIC
-    assert "text" in private
-    assert set(find_private_keys(RunRecord)) == {"reported_errors", "census", "run_folder"}
+    assert {"frame", "op", "holder", "place"} <= private
+    assert set(find_private_keys(RunRecord)) == {"reported_errors", "headline", "census", "run_folder"}
 
 
 @pytest.mark.parametrize(
@@ -70,5 +88,5 @@ def test_only_texts_are_withheld() -> None:
     assert kept["reported_errors"]
     assert seen == kept
     assert withhold_texts(whole, lambda uid: uid == ALICE) == whole
-    bare = render_record(replace(record, reported_errors=(), census=None, run_folder=None))
+    bare = render_record(replace(record, reported_errors=(), census=None, run_folder=None, headline=None))
     assert withhold_texts(bare, lambda _uid: False) is bare

@@ -450,6 +450,16 @@ def test_list_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [sorted(each) for each in ids] == [["1-99", "3-99", "4-99", "6-99"], ["2-99", "5-99"], []]
 
 
+def test_headline_of_a_run_of_the_last_poll() -> None:
+    """The state shows the headline of the record."""
+    recorder = Recorder(None, 10, max_runs=9)
+    recorder.add_poll(JoinedPoll(snapshot(), [run(4, ended=True)], 0.0), {})
+    headline = recorder.find_headline("4-99")
+    assert headline is not None
+    assert headline.text == "Out of GPU memory: the model does not fit"
+    assert recorder.find_headline("5-99") is None
+
+
 def test_run_hidden_in_proc_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restarted daemon that cannot see the process (hidepid=2) continues its record."""
     there = run(os.getpid(), ended=False)

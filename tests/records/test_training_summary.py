@@ -64,6 +64,10 @@ def test_diagnosis_of_the_last_step() -> None:
         example_record().reported_errors[0], steps=7, diagnosis=RecordedDiagnosis("leak", "It grew.", "Find it.")
     )
     failed = make_record(reported_errors=(error,), steps=7)
-    assert list(summarize_training(failed, GPUS)) == ["out of memory, leak: It grew.", "next step: Find it."]
+    assert list(summarize_training(failed, GPUS)) == [
+        "Out of GPU memory: its use kept growing until none was left",
+        "It grew.",
+        "next step: Find it.",
+    ]
     (line,) = summarize_training(replace(failed, steps=9), GPUS)
     assert line.startswith("resnet: GPU 3 peak")

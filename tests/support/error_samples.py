@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from gpuwarden.client.errors.classifier import error_from_exception
+from gpuwarden.errors.explanation import explain_events
 from gpuwarden.explain.events import read_events
-from gpuwarden.explain.explanation import explain_events
 from gpuwarden.protocol.messages import Allocation, Error, ErrorKind
 
 SAMPLES = Path(__file__).parents[1] / "error_messages"

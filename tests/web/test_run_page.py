@@ -15,6 +15,7 @@ from run_record_cases import run as example_run
 from services import Daemon, end_processes, fetch
 
 from browser import Tab
+from gpuwarden.analysis.findings import NONFINITE_LOSS_STEP
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.formatting import format_bytes, format_elapsed
@@ -120,9 +121,9 @@ def test_run_that_may_never_run_out(page: StagedPages, tab: Tab) -> None:
 
 def test_diagnosis_is_the_first_sentence(page: StagedPages, tab: Tab) -> None:
     """An out-of-memory has the cause as a sentence, the evidence, the next step, and its code once."""
-    text = show(page, tab, record_of(out_of_memory()))
+    text = show(page, tab, record_of(out_of_memory(census=None)))
     assert summary(tab)[:3] == [
-        "▲ Out of GPU memory: memory kept growing until none was left",
+        "▲ Out of GPU memory: its use kept growing until none was left",
         DIAGNOSIS.evidence,
         f"Next step: {DIAGNOSIS.next_step.replace('`', '')}",
     ]
@@ -131,7 +132,7 @@ def test_diagnosis_is_the_first_sentence(page: StagedPages, tab: Tab) -> None:
     assert text.count(DIAGNOSIS.evidence) == 1
     assert tab.text("header .state") == "▲ out of memory"
     assert tab.evaluate("document.title") == "out of memory · resnet · " + tab.text(".way bdi") + " · gpuwarden"
-    assert tab.text("#announcement") == "Out of GPU memory: memory kept growing until none was left"
+    assert tab.text("#announcement") == "Out of GPU memory: its use kept growing until none was left"
     assert "training starts" in tab.text(".timeline").lower()
     assert [each.partition(" ")[2] for each in tab.text(".timeline > .warning").splitlines()] != []
     assert tab.evaluate("document.querySelectorAll('.timeline > .critical').length") == 0  # as its outcome
@@ -140,7 +141,7 @@ def test_diagnosis_is_the_first_sentence(page: StagedPages, tab: Tab) -> None:
 
 def test_copy_by_keyboard(page: StagedPages, tab: Tab) -> None:
     """Enter on the button puts the code into the clipboard."""
-    show(page, tab, record_of(out_of_memory()))
+    show(page, tab, record_of(out_of_memory(census=None)))
     tab.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     tab.call("Page.bringToFront")
     tab.evaluate("document.querySelector('.banner .copy').focus()")
@@ -170,9 +171,9 @@ def test_failed_run_has_its_error_and_next_step(page: StagedPages, tab: Tab) -> 
     record = record_of(out_of_memory(errors=(seen,), ending=failed))
     show(page, tab, record)
     first, *rest = summary(tab)
-    assert first == "▲ Failed: RuntimeError"
-    assert rest[0] == "Exit status 1."
-    assert rest[1] == f"Next step: {record['reported_errors'][0]['next_step'].replace('`', '')}"
+    assert first == "▲ The framework found no GPU"
+    assert rest[0] == f"Next step: {record['reported_errors'][0]['next_step'].replace('`', '')}"
+    assert rest[1] == "Exit status 1."
 
 
 def test_figures(page: StagedPages, tab: Tab) -> None:
@@ -202,7 +203,7 @@ def test_earlier_runs_are_compared(page: StagedPages, tab: Tab) -> None:
     rows = tab.evaluate(
         "[...document.querySelectorAll('#earlier ~ * tbody tr')].map(e => [...e.cells].map(c => c.innerText))"
     )
-    assert [row[1] for row in rows] == ["▲ out of memory", "✔ finished"]
+    assert [row[1] for row in rows] == ["▲ out of memory", "▲ finished"]  # with a loss that was not finite
     peak = format_bytes(record["devices"][0]["memory_peak_bytes"])
     assert rows[0][2:] == [format_elapsed(7980.0), "1,000", peak, "7.5 s", "64"]
     assert [each for each in page.requested_paths if each.startswith("/api/v1/runs?")] == [
@@ -210,7 +211,7 @@ def test_earlier_runs_are_compared(page: StagedPages, tab: Tab) -> None:
     ]
     tab.evaluate("document.querySelector('#earlier ~ * a').click()")
     tab.wait_until(
-        "location.pathname === '/run/12-99' && document.querySelector('#sentence')?.textContent.includes('Finished')"
+        "location.pathname === '/run/12-99' && document.querySelector('#sentence')?.textContent.includes('Loss NaN')"
     )
 
 
@@ -281,10 +282,36 @@ def test_throttling_has_its_reasons_in_words(page: StagedPages, tab: Tab) -> Non
     assert "power limit 3.0s · hardware thermal slowdown 1m30s · edpp limit 4.0s" in tab.text("#figures ~ *")
 
 
+def test_finished_run_that_went_wrong(page: StagedPages, tab: Tab) -> None:
+    """A run that finished on the CPU, or with a loss that was not finite, does not look well."""
+    finished = replace(out_of_memory(errors=()), ending=Ending("finished", "exit status 0", BEGAN + 7980, settled=True))
+    record = record_of(finished)
+    show(page, tab, record)
+    assert summary(tab)[:2] == [
+        "▲ Loss NaN or infinite in 2 to 40 steps, first in steps 701 to 730",
+        f"Next step: {NONFINITE_LOSS_STEP}",
+    ]
+    assert tab.text("header .state") == "▲ finished"
+    report = finished.report
+    assert report is not None
+    show(page, tab, record_of(replace(finished, report=replace(report, nonfinite_loss=None))))
+    assert summary(tab)[0] == "▲ No GPU used: CUDA_VISIBLE_DEVICES hides all GPUs"
+
+
+def test_limit_of_the_chart_is_straight(page: StagedPages, tab: Tab) -> None:
+    """The limit is what the run could use at its peak, at each time."""
+    record = record_of(out_of_memory())
+    show(page, tab, record)
+    (device,) = (each for each in record["devices"] if each.get("timeline"))
+    limit = format_bytes(device["memory_peak_bytes"] + device["headroom_at_peak_bytes"])
+    column = "[...document.querySelectorAll('[data-key=values] tbody td:nth-child(4)')].map(e => e.textContent)"
+    assert set(tab.evaluate(column)) == {limit}
+
+
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_color_of_an_end_is_that_of_its_condition(page: StagedPages, tab: Tab, outcome: Outcome) -> None:
     """The severity of an end is that of the alert that it raises."""
-    show(page, tab, record_of(out_of_memory()) | {"outcome": outcome, "state": outcome})
+    show(page, tab, record_of(out_of_memory()) | {"outcome": outcome, "state": outcome, "headline": None})
     severity = severity_of(END_CONDITIONS[outcome]) if outcome in END_CONDITIONS else None
     expected = severity or {"finished": "ok", "unknown": "unknown"}[outcome]
     assert tab.evaluate("document.querySelector('#banner').className") == f"banner {expected}"

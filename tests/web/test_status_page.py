@@ -327,15 +327,18 @@ def test_unknown_peak_is_not_shown_as_0(page: StagedPages, tab: Tab) -> None:
     del runs[0]["devices"][0]["memory_peak_bytes"]
     shown = page.show(tab, poll_state(), runs=runs)
     assert "9.00 GiB" in shown
-    assert "peak" not in shown
+    assert not re.search(r"peak \d", shown)
 
 
 def test_peak_of_several_gpus_is_of_the_fullest(page: StagedPages, tab: Tab) -> None:
-    """The card of a run on two GPUs has the peak of one, as `gpuwarden runs` has it, and says so."""
+    """The card of a run on two GPUs has the use and the peak of one, as `gpuwarden runs` has it, and says so."""
     runs = make_document(poll_state(gpu(0), gpu(1), runs=(a_run(left=0.0),)))["runs"]
     (device,) = runs[0]["devices"]
     runs[0]["devices"] = [device, {**device, "uuid": "GPU-1", "memory_peak_bytes": 4 * GIB}]
-    assert "peak 9.00 GiB on one GPU" in page.show(tab, poll_state(gpu(0), gpu(1)), runs=runs)
+    shown = page.show(tab, poll_state(gpu(0), gpu(1)), runs=runs)
+    assert "peak 9.00 GiB, on the fullest GPU" in shown
+    assert format_bytes(device["memory_in_use_bytes"]) in shown
+    assert format_bytes(2 * device["memory_in_use_bytes"]) not in shown
 
 
 def test_ended_runs_have_their_outcome(page: StagedPages, tab: Tab) -> None:
@@ -351,6 +354,17 @@ def test_ended_runs_have_their_outcome(page: StagedPages, tab: Tab) -> None:
     assert "▲" not in tab.text("#run-9-1")
     assert "exit status 0" in tab.text("#run-9-1")
     assert shown.index("Phase") < shown.index("Ended") < shown.index("exit status 0")
+
+
+def test_ended_runs_have_their_headline(page: StagedPages, tab: Tab) -> None:
+    """An ended run has the cause and the next step of its record; one that went wrong is not shown as well."""
+    gone: dict[str, Any] = {"up": False, "current": False}
+    well = a_run(9, **gone, ending=Ending("finished", "exit status 0", 1.0, settled=True))
+    runs = make_document(poll_state(runs=(well,)))["runs"]
+    runs[0]["headline"] = {"name": "no_gpu", "text": "No GPU used: <b>", "next_step": "Unset `CUDA_VISIBLE_DEVICES`."}
+    page.show(tab, poll_state(), runs=runs)
+    assert "No GPU used: <b>. Unset CUDA_VISIBLE_DEVICES." in tab.text("#run-9-1")
+    assert "▲" in tab.text("#run-9-1")
 
 
 def test_page_without_runs_explains_reporting(page: StagedPages, tab: Tab) -> None:

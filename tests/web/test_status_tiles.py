@@ -120,6 +120,14 @@ def test_tile_has_memory_temperature_and_user(page: StagedPages, tab: Tab) -> No
     assert {*colors} == {"rgb(27, 31, 36)", "rgb(86, 96, 107)"}  # text, and muted text: no color without trouble
 
 
+def test_headroom_at_peak_is_the_large_number(page: StagedPages, tab: Tab) -> None:
+    """A tile shows what is left at the run's peak, which each evaluation needs again, and what is left now."""
+    run = a_run(in_use=40 * GIB, left=25 * GIB)
+    page.show(tab, poll_state(busy(0), runs=(replace(run, headroom_at_peak=dict.fromkeys(run.headroom, 11.0 * GIB)),)))
+    assert " ".join(tab.text(".tile .left").split()) == "headroom 11.0 GiB at peak, now 25.0 GiB"
+    assert "Headroom at peak" in tab.text("table.runs thead")
+
+
 def test_gpu_without_readings_is_unknown(page: StagedPages, tab: Tab) -> None:
     """A GPU that answers without any reading is neither OK nor unused."""
     page.show(tab, poll_state(replace(gpu(0), readings={}), busy(1)))

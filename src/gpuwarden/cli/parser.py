@@ -209,10 +209,15 @@ def _add_runs(parser: SuggestingParser) -> None:
         "run",
         metavar="ID",
         type=_id_type("run"),
-        help="run ID, a unique prefix of it, or a run's name (its newest run)",
+        help="run ID, a unique prefix of it, last (the newest), or how a name begins (its newest run)",
     )
     _add_daemon(show)
     show.set_defaults(function="cli.runs.runs_command:show_run")
+
+
+def _add_last(parser: SuggestingParser) -> None:
+    _add_daemon(parser)
+    parser.set_defaults(run="last")
 
 
 def _add_incidents(parser: SuggestingParser) -> None:
@@ -354,6 +359,14 @@ COMMANDS = (
         ("gpuwarden runs show 4711-99", "gpuwarden runs --live", "gpuwarden runs --past --limit 5 --json"),
         "cli.runs.runs_command:list_runs",
         _add_runs,
+    ),
+    Command(
+        "last",
+        "show the newest run",
+        "Show the newest run, as `gpuwarden runs show last` does.",
+        ("gpuwarden last",),
+        "cli.runs.runs_command:show_run",
+        _add_last,
     ),
     Command(
         "run",

@@ -178,6 +178,7 @@ class Routes:
                 self._started,
                 self._config.poll.slow_interval,
                 self._assess(self.state),
+                self._recorder.find_headline,
             )
             self._state_json = render_state(seen)
         return _json(self._state_json)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from gpuwarden.errors.recognition import find_problem, find_step
 
@@ -89,7 +88,6 @@ def find_error_guide(kind: str) -> Guide:
     return ERROR_GUIDES.get(kind, ERROR_GUIDES["other"])
 
 
-@lru_cache(maxsize=256)  # the status page asks for the same errors at each poll, and a search takes milliseconds
 def find_text_guide(kind: str, exception: str, text: str) -> Guide:
     """Return the guide of the problem that an error's text shows, or else that of its kind."""
     shown = f"{exception}: {text}"

@@ -21,6 +21,7 @@ _INSTALL_COMMANDS = {
     "torch": "`pip install torch --index-url https://download.pytorch.org/whl/cu130`",
     "tensorflow": "`pip install 'tensorflow[and-cuda]'`",
 }
+MOMENT_PREFIX = "memory."  # of checks of this moment: memory that is free now may have been full when a run died
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from gpuwarden.errors import compatibility_problems, device_problems, memory_problems, program_problems, run_problems
 from gpuwarden.errors.log_patterns import DEATH_PATTERNS, LOG_PATTERNS, NOISE
@@ -39,6 +40,7 @@ PROBLEMS: Mapping[str, Problem] = {
 }
 
 
+@lru_cache(maxsize=256)  # each poll asks for the errors of the same runs, and a search takes milliseconds
 def find_problem(text: str) -> Problem | None:
     """Return the problem that a text shows, None if unknown; of an exception, its type, a colon and its message."""
     problem = find_log_problem(text) or _find_pattern(text)

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
+from gpuwarden.errors.explanation import ErrorEvent
 from gpuwarden.errors.problems import ANY, Problem
 from gpuwarden.errors.program_problems import PROGRAM_ERROR
 from gpuwarden.errors.recognition import find_log_problem, find_problem, is_noise
 from gpuwarden.explain.log_lines import LogLine, LogReader, clean_text, parse_line
-from gpuwarden.explain.xid_problems import find_xid_problem
+from gpuwarden.xid.xid_problems import find_xid_problem
 
 MAX_ALIKE = 100  # of a problem; further ones are counted only
 _MAX_MESSAGE_LINES = 60  # of an exception
@@ -39,22 +40,6 @@ _NOTEBOOK_FRAME = re.compile(
 _LIBRARY = re.compile(
     r"site-packages|dist-packages|/lib/python3|\\lib\\|<frozen|<string>|importlib|__autograph_generated|/gpuwarden/client/"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorEvent:
-    """One error of a log. `text` is its message, `frame` the innermost line of the user's own code in a traceback.
-
-    `warning` is True if the program could go on. `repeats` counts later ones that are alike, of any source.
-    """
-
-    line: int
-    problem: Problem
-    text: str
-    source: str = ""
-    frame: str = ""
-    warning: bool = False
-    repeats: int = 0
 
 
 @dataclass(slots=True)

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from gpuwarden.doctor.model import CheckResult, Context
 from gpuwarden.doctor.runner.checks import run_checks
-from gpuwarden.errors.problems import FRAMEWORK_REGEXES, Cause, Problem
-
-MOMENT_PREFIX = "memory."  # of checks of this moment: memory that is free now may have been full when a run died
+from gpuwarden.errors.problems import FRAMEWORK_REGEXES, MOMENT_PREFIX, Cause, Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,8 @@ from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
 
-from gpuwarden.explain.events import ErrorEvent
+from gpuwarden.errors.explanation import ErrorEvent, Explanation
 from gpuwarden.explain.evidence import WeighedCause
-from gpuwarden.explain.explanation import Explanation
 from gpuwarden.formatting import cut_middle
 
 MAX_SHOWN = 8  # followers, and other errors
@@ -21,7 +20,8 @@ def render_explanation(explanation: Explanation, causes: Sequence[WeighedCause],
     """Yield the lines of an explanation, `width` columns wide."""
     root = explanation.root
     yield from _wrap(f"{root.problem.title[0].upper()}{root.problem.title[1:]} ({root.problem.name})", "", width)
-    yield from _wrap(f"{_place(root)}{_shorten(root.text, _MAX_MESSAGE_CHARACTERS)}", "  ", width)
+    if root.text != root.problem.title:
+        yield from _wrap(f"{_place(root)}{_shorten(root.text, _MAX_MESSAGE_CHARACTERS)}", "  ", width)
     if root.frame:
         yield from _wrap(f"at {root.frame}", "  ", width)
     if root.repeats:

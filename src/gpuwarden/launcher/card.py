@@ -9,24 +9,20 @@ from dataclasses import dataclass, replace
 from linecache import getline
 from pathlib import Path
 
+from gpuwarden.errors.explanation import ErrorEvent, Explanation, explain_events
 from gpuwarden.errors.problems import ANY
 from gpuwarden.errors.recognition import find_problem
-from gpuwarden.explain.events import ErrorEvent, read_events
-from gpuwarden.explain.explanation import Explanation, explain_events
+from gpuwarden.explain.events import read_events
 from gpuwarden.explain.log_lines import clean_text
-from gpuwarden.explain.record_events import list_run_events
 from gpuwarden.launcher.host_kills import HostKills
 from gpuwarden.launcher.program import ProgramEnd
 from gpuwarden.protocol.messages import OOM_KINDS
 from gpuwarden.protocol.run_folder import ProcessLog, ProgramError
 from gpuwarden.records.record import RunRecord
+from gpuwarden.records.run_headline import READ_OUTPUT, list_run_events
 from gpuwarden.runs.outcome import Evidence, conclude
 
 MAX_WORDS = 5  # lines
-_READ_OUTPUT = (  # of a program that printed its error itself
-    "Read the last lines that the program printed. If they do not say why, save all of its output (2>&1) and pass it "
-    "to `gpuwarden explain`."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,7 @@ class Card:
         """The first thing to do, None if the program did not fail."""
         if self.explanation is not None:
             return self.explanation.root.problem.first_step
-        return _READ_OUTPUT if self.outcome == "failed" else None
+        return READ_OUTPUT if self.outcome == "failed" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +97,7 @@ def _is_open(explanation: Explanation | None) -> bool:
 
 
 def _list_words(stderr: bytes) -> Iterator[str]:
-    """Yield the lines,."""
+    """Yield the lines of a program's standard error that are not blank, without escape sequences."""
     for line in stderr.splitlines(keepends=False):
         if text := clean_text(line).strip():
             yield text

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
 
 from gpuwarden._version import __version__
 from gpuwarden.analysis.memory.headroom import headroom_limit_text
-from gpuwarden.cli.runs.memory_report import gpu_name, list_holders
-from gpuwarden.explain.explanation import Explanation
+from gpuwarden.cli.runs.memory_report import gpu_name
+from gpuwarden.errors.explanation import Explanation
 from gpuwarden.formatting import cut_middle, format_bytes, format_elapsed, format_energy, format_ratio, sanitize
 from gpuwarden.launcher.card import Card
+from gpuwarden.records.census_text import list_holders
 from gpuwarden.records.figure import list_figure_rows
 from gpuwarden.records.record import RecordedDevice, RunRecord
 from gpuwarden.records.record_json import json_from_record
@@ -36,7 +37,7 @@ def _list_rows(card: Card) -> Iterator[tuple[str, str]]:
     evidence = card.evidence.partition("; last ")[0] if is_clear else card.evidence
     yield "outcome", f"{card.outcome.replace('_', ' ')} after {format_elapsed(card.end.seconds)} ({evidence})"
     if card.explanation is not None:
-        yield from _explanation_rows(card.explanation)
+        yield from _explanation_rows(card.explanation, card.runs)
     for number, words in enumerate(card.last_words):
         yield "" if number else "stderr", cut_middle(words, MAX_MESSAGE_CHARACTERS)
     if card.next_step is not None:
@@ -52,15 +53,18 @@ def _list_rows(card: Card) -> Iterator[tuple[str, str]]:
         yield "steps", _NO_STEPS
 
 
-def _explanation_rows(explanation: Explanation) -> Iterator[tuple[str, str]]:
+def _explanation_rows(explanation: Explanation, runs: Iterable[RunRecord]) -> Iterator[tuple[str, str]]:
     root = explanation.root
-    cause = root.problem.title
-    yield "cause", f"{cause[0].upper()}{cause[1:]}"
-    yield "message", cut_middle(root.text, MAX_MESSAGE_CHARACTERS)
+    cause = f"{root.problem.title[0].upper()}{root.problem.title[1:]}"
+    yield "cause", cause
+    headline = next((run.headline for run in runs if run.headline and run.headline.text == cause), None)
+    yield from (("evidence", each) for each in (headline.reasons if headline else ()))
+    if root.text not in {cause, headline and headline.evidence}:
+        yield "message", cut_middle(root.text, MAX_MESSAGE_CHARACTERS)
     if root.frame:
         yield "at", root.frame
     for follower in explanation.followers[:MAX_FOLLOWERS]:
-        if follower.problem is not root.problem:
+        if follower.problem.name != root.problem.name:
             yield "then", cut_middle(f"{follower.problem.title}: {follower.text}", MAX_MESSAGE_CHARACTERS // 2)
 
 

@@ -12,6 +12,7 @@ from gpuwarden.records.record import (
     choose_duration,
     compute_idle_ratio,
     join_devices_by_uuid,
+    set_headline,
 )
 from gpuwarden.records.timeline import limit_timeline, shift_timeline
 from gpuwarden.runs.run_events import join_events
@@ -25,15 +26,14 @@ def join_records(before: RunRecord, since: RunRecord) -> RunRecord:
     since = shift_timeline(since, later)
     joined = join_figures(before, since)
     by_wall_clock = since.updated_timestamp_seconds - before.began_timestamp_seconds
-    return limit_timeline(
-        replace(
-            joined,
-            duration_seconds=choose_duration(by_wall_clock, later + since.duration_seconds),
-            gpu_idle_ratio=compute_idle_ratio(joined.devices),
-            reported_errors=(before.reported_errors + since.reported_errors)[-KEPT_ERRORS:],
-            events=join_events(before.events, since.events),
-        )
+    whole = replace(
+        joined,
+        duration_seconds=choose_duration(by_wall_clock, later + since.duration_seconds),
+        gpu_idle_ratio=compute_idle_ratio(joined.devices),
+        reported_errors=(before.reported_errors + since.reported_errors)[-KEPT_ERRORS:],
+        events=join_events(before.events, since.events),
     )
+    return set_headline(limit_timeline(whole))
 
 
 def compute_seconds_between(before: RunRecord, since: RunRecord) -> float:
@@ -47,7 +47,7 @@ def conclude_record(record: RunRecord, evidence: str) -> RunRecord:
     """Return the record of a run whose end was not seen: it lasted until it was last seen, at least."""
     ended = (RecordedDevice(uuid=each.uuid, name=each.name) for each in record.devices)  # without a forecast
     devices = tuple(map(join_figures, record.devices, ended))
-    return replace(
+    concluded = replace(
         record,
         state="unknown",
         outcome="unknown",
@@ -56,6 +56,7 @@ def conclude_record(record: RunRecord, evidence: str) -> RunRecord:
         host_memory_growth_bytes_per_second=None,
         seconds_to_host_oom=None,
     )
+    return set_headline(concluded)
 
 
 def add_usage(before: RunRecord, devices: Mapping[str, DeviceUsage]) -> Mapping[str, DeviceUsage]:

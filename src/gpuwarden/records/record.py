@@ -30,9 +30,11 @@ from gpuwarden.records.record_parts import (
     RecordedBatchSizeAdvice,
     RecordedCensus,
     RecordedError,
+    RecordedHeadline,
     RecordedNonFiniteLoss,
     join_timelines,
 )
+from gpuwarden.records.run_headline import find_headline
 from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.usage.run_usage import Number, known, sum_by_key, sum_of_known
 
@@ -327,6 +329,7 @@ class RunRecord(RunFigures):
         lambda of: {code: int(count) for code, count in total_by_key(each.xids for each in of.devices).items()}, "XIDs of its GPUs during the run, by code.", label="XIDs", text=_counts, join=_add_by_key)
     devices: tuple[RecordedDevice, ...] = _record(lambda of: of.devices, "GPUs and MIG instances of the run, shared or not.", default=(), join=_join_devices)
     reported_errors: tuple[RecordedError, ...] = _record(lambda of: tuple(map(read_error, of.run.errors)), "Last errors, oldest first.", default=())
+    headline: RecordedHeadline | None = _record(lambda _of: None, "What went wrong first, if anything has.")  # by the rest of the record
     census: RecordedCensus | None = _record(lambda of: read_census(of.run.census), "Last census of its tensors, if it takes any.")
     headroom_unknown: Mapping[str, str] | None = _record(lambda of: of.run.headroom_unknown, 'Reason for unknown headroom, by UUID; "" for devices not identified as a GPU.', join=last)
     batch_size_advice: RecordedBatchSizeAdvice | None = _record(lambda of: read_batch_size_advice(of.run.batch_size_advice), "Batch size that fits, if there is evidence.")
@@ -354,9 +357,13 @@ def build_record(
     """Return the record of a run so far, or as a whole once it has ended; `now` is Unix time."""
     devices = tuple(_read_devices(run, usage))
     until = run.ending.at if run.ending else now
-    return _record.read(
-        RunRecord, RecordSource(run, user, run.report, devices, usage, until, boot_id, began_uptime, slept)
-    )
+    source = RecordSource(run, user, run.report, devices, usage, until, boot_id, began_uptime, slept)
+    return set_headline(_record.read(RunRecord, source))
+
+
+def set_headline(record: RunRecord) -> RunRecord:
+    """Return the record with the headline that follows from the rest of it."""
+    return replace(record, headline=find_headline(record))
 
 
 def _read_devices(run: RunSnapshot, usage: RunUsage) -> Iterator[RecordedDevice]:
@@ -382,4 +389,5 @@ def record_from_json(value: Any) -> RunRecord:
         raise RunRecordError(
             f"version {value.get('version')!s:.20} is not supported; this gpuwarden supports {VERSION}"
         )
-    return parse_document(RunRecord, value)
+    record = parse_document(RunRecord, value)
+    return record if record.headline else set_headline(record)  # none in records of earlier versions

@@ -109,6 +109,28 @@ class RecordedCensus:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedHeadline:
+    """Cause of what went wrong, the same wherever it is shown."""
+
+    name: Annotated[str, "Cause of an out-of-memory, finding or problem."]
+    text: Annotated[str, "The cause in a sentence."]
+    next_step: Annotated[str, "Next step."]
+    evidence: Annotated[str | None, "Evidence, with numbers."] = None
+    code: Annotated[str | None, "Code or command of the next step, if any."] = None
+    holder: Annotated[str | None, Private("What keeps most of the memory.")] = None
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """All evidence, the strongest first."""
+        return tuple(filter(None, (self.holder, self.evidence)))
+
+    def is_of(self, error: RecordedError) -> bool:
+        """Return whether it has the evidence or the next step of an error."""
+        diagnosis = error.diagnosis
+        return diagnosis.evidence == self.evidence if diagnosis else error.next_step == self.next_step
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryTimeline:
     """Memory of the run on the device over its whole duration: at most 60 time windows, in order.
 

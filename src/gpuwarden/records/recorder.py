@@ -25,6 +25,7 @@ from gpuwarden.records.absent_run import AbsentRun
 from gpuwarden.records.joining import add_usage, conclude_record, join_records
 from gpuwarden.records.privacy import Reader, read_all, withhold_texts
 from gpuwarden.records.record import RunRecord, build_record
+from gpuwarden.records.record_parts import RecordedHeadline
 from gpuwarden.records.store import render_record
 from gpuwarden.records.timeline import add_timeline, remove_timeline
 from gpuwarden.records.writer import DEFAULT_LISTED, STOP_SECONDS, RecordWriter
@@ -111,6 +112,11 @@ class Recorder:
     def outlines(self, run_ids: Iterable[str]) -> list[RunRecord]:
         """Return the records of runs of the last poll, without their timelines."""
         return [self._outline(self._present[run_id]) for run_id in run_ids if run_id in self._present]
+
+    def find_headline(self, run_id: str) -> RecordedHeadline | None:
+        """Return the headline of a run of the last poll."""
+        present = self._present.get(run_id)
+        return self._outline(present).headline if present else None
 
     @property
     def errors(self) -> int:

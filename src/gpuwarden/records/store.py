@@ -214,6 +214,22 @@ class RecordStore:
         self._connection: sqlite3.Connection | None = None
         self._inodes: list[tuple[int, int] | None] = []  # of the file and its write-ahead log
 
+    @classmethod
+    def open_read_only(cls, folder: Path) -> RecordStore:
+        """Open a database as it is, to read it while no daemon has it. Raises OSError."""
+        store = cls(folder, 0)
+        if not store.path.is_file():
+            raise FileNotFoundError(None, f"no {FILE_NAME}")
+        store._inodes = [_inode(store.path), None]
+        # Without a write-ahead log SQLite need not lock the file, which would leave a log behind.
+        how = "mode=ro" if store._log.exists() else "immutable=1"
+        store._connection = _prepare(sqlite3.connect(f"{store.path.resolve().as_uri()}?{how}", timeout=0, uri=True))
+        with store._connected() as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version != len(MIGRATIONS):
+                raise OSError(None, f"{FILE_NAME} is of another version ({version}); a daemon of this one migrates it")
+        return store
+
     def open(self, newest: int) -> StoredRecords:
         """Open or create the database, and read the unfinished and the newest records."""
         with self._connected() as connection:
@@ -326,14 +342,9 @@ class RecordStore:
             os.fchmod(file, 0o640)  # SQLite gives its write-ahead log the same
             os.close(file)
         _check_usable(self.path)
-        self._connection = connection = sqlite3.connect(
-            self.path, timeout=0, isolation_level=None, check_same_thread=False
+        self._connection = connection = _prepare(
+            sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         )
-        connection.text_factory = bytes
-        connection.create_function("user_of", 1, find_user, deterministic=True)
-        connection.create_function("rename_keys", 1, partial(_rename, _FORMER_KEYS), deterministic=True)
-        connection.create_function("rename_kinds", 1, partial(_rename, _FORMER_KINDS), deterministic=True)
-        connection.create_function("checksum_of", 2, _checksum_of, deterministic=True)
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -359,6 +370,16 @@ class RecordStore:
             self._log.rename(f"{aside}-wal")
         self.path.rename(aside)
         return aside
+
+
+def _prepare(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """Add what the statements of this module need to a connection."""
+    connection.text_factory = bytes
+    connection.create_function("user_of", 1, find_user, deterministic=True)
+    connection.create_function("rename_keys", 1, partial(_rename, _FORMER_KEYS), deterministic=True)
+    connection.create_function("rename_kinds", 1, partial(_rename, _FORMER_KINDS), deterministic=True)
+    connection.create_function("checksum_of", 2, _checksum_of, deterministic=True)
+    return connection
 
 
 def _check_usable(path: Path) -> None:

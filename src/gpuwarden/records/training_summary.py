@@ -12,6 +12,7 @@ from gpuwarden.protocol.messages import MAX_ADVICE_CHARACTERS, Reply, Summary
 from gpuwarden.protocol.validators import clip
 from gpuwarden.records.record import RecordedDevice, RunRecord
 from gpuwarden.records.record_parts import RecordedBatchSizeAdvice
+from gpuwarden.records.run_headline import explain_memory_error
 from gpuwarden.runs.run_snapshot import JoinedPoll
 
 
@@ -45,9 +46,10 @@ def summarize_training(record: RunRecord, gpus: Mapping[str, str]) -> Iterator[s
     `gpus` has the numbers of GPUs by UUID.
     """
     error = record.reported_errors[-1] if record.reported_errors else None
-    if error is not None and error.diagnosis is not None and error.steps == record.steps:
-        yield f"out of memory, {error.diagnosis.name.replace('_', ' ')}: {error.diagnosis.evidence}"
-        yield f"next step: {error.diagnosis.next_step}"
+    if error is not None and error.steps == record.steps and (headline := explain_memory_error(record, error)):
+        yield headline.text
+        yield from headline.reasons
+        yield f"next step: {headline.next_step}"
         return
     if figures := "; ".join(_list_figures(record, gpus)):
         yield f"{record.name}: {figures}"

@@ -9,7 +9,7 @@ from run_record_cases import example_record
 
 from gpuwarden.cli.runs.memory_chart import ASCII, BLOCKS, HEIGHT, LABEL_WIDTH, choose_alphabet, render_chart
 from gpuwarden.cli.runs.memory_report import TerminalFormat, render_memory_timeline
-from gpuwarden.records.record import RecordedDevice, RunRecord
+from gpuwarden.records.record import RecordedDevice, RunRecord, set_headline
 from gpuwarden.records.record_parts import MemoryTimeline, RecordedDiagnosis
 from gpuwarden.runs.run_events import RunEvent
 from snapshots import GIB
@@ -138,16 +138,18 @@ def test_course_in_a_sentence(lows: list[int], sentence: str) -> None:
 
 def test_record_without_a_timeline() -> None:
     """A record of an earlier version has no report on memory."""
-    bare = replace(example_record(), devices=(), reported_errors=(), census=None, batch_size_advice=None)
+    bare = replace(example_record(), devices=(), reported_errors=(), census=None, batch_size_advice=None, headline=None)
     assert lines(replace(bare, host_memory_growth_bytes_per_second=None)) == []
 
 
-def test_diagnosis_comes_last() -> None:
-    """The report ends with the last diagnosis and its next step, so that a terminal still shows them."""
-    error = example_record().reported_errors[0]
-    diagnoses = [RecordedDiagnosis(name, f"evidence of {name}.", f"fix {name}.") for name in ("leak", "too_big")]
-    made = replace(make_record(), reported_errors=tuple(replace(error, diagnosis=each) for each in (*diagnoses, None)))
-    assert lines(made)[-2:] == ["diagnosis too big: evidence of too_big.", "next step fix too_big."]
+def test_headline_comes_last() -> None:
+    """The report ends with the headline and its next step, so that a terminal still shows them."""
+    made = set_headline(replace(make_record(), reported_errors=example_record().reported_errors))
+    assert lines(made)[-3:] == [
+        "cause Out of GPU memory: the model does not fit",
+        "evidence 4.00 GiB did not fit next to 9.00 GiB of 11.0 GiB.",
+        "next step Use a smaller model.",
+    ]
     assert not [line for line in lines(made) if "steady" in line]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import unicodedata
@@ -163,7 +164,10 @@ def test_show_has_everything(daemon: Daemon) -> None:
     ):
         assert f"\n  {words}\n" in done.stdout, words
     assert "\n\nNVIDIA H100 80GB HBM3 GPU-0\n  allocated " in done.stdout
-    assert "\ndiagnosis     too big: 4.00 GiB did not fit next to 9.00 GiB of 11.0 GiB.\nnext step     " in done.stdout
+    assert (
+        "\ncause         Out of GPU memory: the model does not fit\nevidence      4.00 GiB did not fit " in done.stdout
+    )
+    assert "\nnext step     Use a smaller model.\n" in done.stdout
     assert "\nheadroom      unknown on MIG-1-2: process unlisted\n" in done.stdout
 
 
@@ -173,13 +177,49 @@ def test_show_of_several_boots_is_the_newest(daemon: Daemon) -> None:
 
 
 def test_show_by_name_is_the_newest(daemon: Daemon) -> None:
-    """A name that is no prefix of an ID shows the newest run of that name."""
+    """A name, or its begin, that is no prefix of an ID shows the newest run of that name, and says so."""
     newest = next(
         each for each in json.loads(run("--json", port=daemon.port).stdout)["past"] if each["name"] == "resnet"
     )
     shown = json.loads(run("show", "resnet", "--json", port=daemon.port).stdout)
     assert shown["run_id"] == newest["run_id"]
-    assert run("show", "resne", port=daemon.port).returncode == 1
+    begun = run("show", "resne", "--json", port=daemon.port)
+    assert json.loads(begun.stdout)["name"].startswith("resne")
+    assert "the newest of " in begun.stderr
+
+
+def test_last_is_the_newest_run(daemon: Daemon) -> None:
+    """`last` is the run that began last, in `runs show`, `explain` and as a command of its own."""
+    listed = json.loads(run("--json", port=daemon.port).stdout)
+    newest = max(each["began_timestamp_seconds"] for each in (*listed["live"], *listed["past"]))
+    shown = json.loads(run("show", "last", "--json", port=daemon.port).stdout)
+    assert shown["began_timestamp_seconds"] == newest
+    assert json.loads(run_command("last", "--json", "--listen", f"127.0.0.1:{daemon.port}").stdout) == shown
+
+
+def test_records_without_a_daemon(tmp_path: Path) -> None:
+    """Without a daemon, the runs are read from its database, which stays as it is."""
+    store = RecordStore(tmp_path / "records", 10)
+    goes_on = replace(example_record(ended=False), run_id="7-7", name="unet", began_timestamp_seconds=BEGAN + 5)
+    store.write([row_from_record(example_record()), row_from_record(goes_on)])
+    store.close()
+    before = {each.name: each.read_bytes() for each in store.path.parent.iterdir()}
+    port, env = free_port(), {"STATE_DIRECTORY": str(tmp_path), "HOME": str(tmp_path)}
+    listed = run(port=port, env=env)
+    assert (listed.returncode, [line.split()[0] for line in listed.stdout.splitlines()]) == (
+        0,
+        ["RUN", "7-7", "4711-99"],
+    )
+    assert f"These are the records in {tmp_path}/records" in listed.stderr
+    shown = run("show", "resnet", port=port, env=env).stdout
+    assert "\ncause         Out of GPU memory: the model does not fit\n" in shown
+    assert "\nmemory on " in shown  # of the whole record
+    assert json.loads(run("show", "last", "--json", port=port, env=env).stdout)["run_id"] == "7-7"
+    assert {each.name: each.read_bytes() for each in store.path.parent.iterdir()} == before
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(OSError, match="of another version"):
+        RecordStore.open_read_only(store.path.parent)
 
 
 def test_prefix_has_to_be_unique(daemon: Daemon) -> None:
@@ -260,7 +300,9 @@ def test_ascii_terminal_gets_question_marks(daemon: Daemon) -> None:
 
 def test_without_a_daemon(tmp_path: Path) -> None:
     """The error says what to do, and where the records of finished runs are."""
-    done = run(port=free_port(), env={"STATE_DIRECTORY": str(tmp_path)})
+    config = tmp_path / "config.yaml"
+    config.write_text(f"records: {{path: {tmp_path}/records}}\n")
+    done = run("--config", str(config), port=free_port(), env={"HOME": str(tmp_path)})
     assert (done.returncode, done.stdout) == (1, "")
     assert "no daemon answers at http://127.0.0.1:" in done.stderr
     assert "--listen, --config or GPUWARDEN_LISTEN" in done.stderr

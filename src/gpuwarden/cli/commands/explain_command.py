@@ -18,13 +18,13 @@ from gpuwarden.cli.common.terminal import FAILED, WRONG_USE, complain, write
 from gpuwarden.cli.runs.runs_command import fetch_run, read_record
 from gpuwarden.config.schema import Config
 from gpuwarden.doctor.model import Context
-from gpuwarden.explain.events import ErrorEvent, EventReader, collect
+from gpuwarden.errors.explanation import ErrorEvent, explain_events
+from gpuwarden.explain.events import EventReader, collect
 from gpuwarden.explain.evidence import weigh_causes
-from gpuwarden.explain.explanation import explain_events
 from gpuwarden.explain.explanation_text import explanation_document, render_explanation
 from gpuwarden.explain.log_lines import MAX_SECONDS, LogReader
-from gpuwarden.explain.record_events import list_run_events
 from gpuwarden.formatting import sanitize
+from gpuwarden.records.run_headline import list_run_events
 
 UNKNOWN = """\
 No known error in {what}.

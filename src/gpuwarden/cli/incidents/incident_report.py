@@ -14,11 +14,12 @@ from gpuwarden.cli.incidents.host_incident import (
     time_of,
 )
 from gpuwarden.cli.runs.memory_chart import LABEL_WIDTH, MIN_WIDTH, render_columns
-from gpuwarden.cli.runs.memory_report import MAX_WIDTH, TerminalFormat, list_holders
+from gpuwarden.cli.runs.memory_report import MAX_WIDTH, TerminalFormat
 from gpuwarden.cli.runs.run_details import wrap_text
 from gpuwarden.errors.kind_guides import describe_error
 from gpuwarden.formatting import cut_middle, format_bytes, format_count, sanitize
 from gpuwarden.nvml.troubleshooting import error_text
+from gpuwarden.records.census_text import list_holders
 from gpuwarden.records.record_json import RunRecordError, parse_document
 from gpuwarden.records.record_parts import RecordedCensus
 from gpuwarden.web.api.api_object import ApiObject

@@ -12,9 +12,10 @@ from math import inf
 from typing import TypeAlias
 
 from gpuwarden.cli.runs.memory_chart import LABEL_WIDTH, MIN_WIDTH, render_chart
-from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth, format_ratio
+from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth
+from gpuwarden.records.census_text import list_holders
 from gpuwarden.records.record import RecordedDevice, RunRecord
-from gpuwarden.records.record_parts import MemoryTimeline, RecordedCensus, RecordedTensors
+from gpuwarden.records.record_parts import MemoryTimeline
 from gpuwarden.runs.run_events import RunEvent
 
 MAX_WIDTH = 140  # of a line
@@ -22,8 +23,6 @@ MAX_CHARTS = 2  # with more GPUs, only the one with the least headroom has a cha
 MAX_MARKS = 9
 STEADY_RATIO, STEADY_BYTES = 0.01, 32 << 20  # memory is steady if it changes by less than the larger of the two
 MIN_POINTS, MIN_SECONDS = 8, 20.0  # needed to call it steady
-MAX_HOLDERS = 4  # groups of tensors that are shown; --json has all
-MIN_HOLDER_RATIO = 0.02  # of the memory, for a group to be shown
 
 _WEIGHT = {"out_of_memory": 0, "co_tenant": 1, "pressure": 2, "retry": 3, "event": 4, "batch_size": 5, "phase": 6}
 _WEIGHT["oom"] = _WEIGHT["out_of_memory"]  # its name in records of before 2026-11-25
@@ -100,22 +99,23 @@ def _choose_marks(events: Sequence[RunEvent]) -> list[RunEvent]:
 
 
 def render_conclusion(record: RunRecord, devices: Sequence[RecordedDevice], gpus: Mapping[str, str]) -> Iterator[Line]:
-    """Yield what follows: the diagnosis and the next step, the OOM forecast, or that memory is steady; batch sizes."""
-    diagnosis = next((each.diagnosis for each in reversed(record.reported_errors) if each.diagnosis), None)
+    """Yield what follows: the OOM forecast, or that memory is steady; the headline; batch sizes."""
+    headline, is_diagnosed = record.headline, any(each.diagnosis for each in record.reported_errors)
     growing = [device for device in devices if device.memory_growth_bytes_per_second is not None]
     for device in growing:
         yield "forecast", _forecast(device, gpu_name(device.uuid, gpus) if len(devices) > 1 else "")
     if record.host_memory_growth_bytes_per_second is not None:
         yield "forecast", _host_forecast(record.host_memory_growth_bytes_per_second, record.seconds_to_host_oom)
-    if devices and not growing and not diagnosis:
+    if devices and not growing and not is_diagnosed:
         yield "memory", _describe_course(record, devices[0])
-    if record.batch_size_advice is not None and not diagnosis:  # a diagnosis has the size in its next step
+    if record.batch_size_advice is not None and not is_diagnosed:  # a diagnosis has the size in its next step
         advice = record.batch_size_advice
         yield "batch size", f"{advice.text} ({advice.confidence} confidence)"
-    if diagnosis:
-        yield "diagnosis", f"{diagnosis.name.replace('_', ' ')}: {diagnosis.evidence}"
-        yield "next step", diagnosis.next_step
-        yield from (("" if place else "code", line) for place, line in enumerate((diagnosis.code or "").splitlines()))
+    if headline:
+        yield "cause", headline.text
+        yield from (("" if place else "evidence", each) for place, each in enumerate(headline.reasons))
+        yield "next step", headline.next_step
+        yield from (("" if place else "code", line) for place, line in enumerate((headline.code or "").splitlines()))
     if record.census is not None:
         yield from (("tensors", each) for each in list_holders(record.census))
         when = time.strftime("%H:%M:%S", time.localtime(record.census.timestamp_seconds))
@@ -153,34 +153,3 @@ def _describe_course(record: RunRecord, device: RecordedDevice) -> str:
         return f"{verb} steady: {format_bytes(after)} in use between steps{room}"
     change = f"{'rose' if after > before else 'fell'} {format_bytes(abs(after - before))}"
     return f"{change} in the last third of the run; not a clear trend"
-
-
-def list_holders(census: RecordedCensus) -> Iterator[str]:
-    """Yield a sentence for each large group, then one for the memory that no tensor explains.
-
-    Ratios are of the allocators' bytes in use. Tensors can have more than that: TensorFlow's may share a buffer.
-    """
-    total = max(census.in_use_bytes or 0, census.tensor_bytes)
-    if not total:
-        return
-    large = [each for each in census.groups if each.size_bytes >= MIN_HOLDER_RATIO * total]
-    for each in large[:MAX_HOLDERS]:
-        yield f"{format_ratio(each.size_bytes / total)} {_describe_tensors(each)}"
-    rest = total - sum(each.size_bytes for each in large[:MAX_HOLDERS])
-    unseen = total - census.tensor_bytes
-    if (other := rest - unseen) >= MIN_HOLDER_RATIO * total:
-        yield f"{format_ratio(other / total)} are other tensors"
-    if unseen >= MIN_HOLDER_RATIO * total:
-        yield f"{format_ratio(unseen / total)} are not in Python's objects"
-    if census.cut:
-        yield "the census was cut by its time limit: tensors or their holders are missing"
-
-
-def _describe_tensors(tensors: RecordedTensors) -> str:
-    shape = "of several shapes" if tensors.shape is None else f"{tensors.dtype or ''}[{tensors.shape}]"
-    words = ["is 1 tensor" if tensors.count == 1 else f"are {tensors.count:,} tensors", shape]
-    if tensors.holder:
-        words.append(f"kept by {tensors.holder}")
-    if tensors.place:
-        words.append(f"in {tensors.place}")
-    return " ".join(words)

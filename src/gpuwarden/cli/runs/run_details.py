@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -30,7 +29,7 @@ from gpuwarden.formatting import (
 from gpuwarden.protocol.messages import OOM_KINDS
 from gpuwarden.records.figure import list_figure_rows
 from gpuwarden.records.record import RecordedDevice, RunRecord
-from gpuwarden.records.record_parts import RecordedAllocation, RecordedError
+from gpuwarden.records.record_parts import RecordedAllocation, RecordedError, RecordedHeadline
 
 LABEL_WIDTH = 14
 INDENT = "  "
@@ -50,15 +49,12 @@ def render_details(record: RunRecord, gpus: Mapping[str, str], width: int, page:
         yield from wrap_text("", f"{number}{device.name} {device.uuid}", width)
         for label, text in _device_lines(device):
             yield from wrap_text(f"{INDENT}{label}", text, width)
-    last = next(
-        (error for error in reversed(record.reported_errors) if error.diagnosis), None
-    )  # the report ends with it
     for error in record.reported_errors:
         yield ""
         yield from wrap_text(
             "", f"{_moment(error.timestamp_seconds)} {describe_error(error.kind, error.exception)}", width
         )
-        for label, text in _error_lines(replace(error, diagnosis=None) if error is last else error, gpus):
+        for label, text in _error_lines(error, gpus, record.headline):
             yield from wrap_text(f"{INDENT}{label}", text, width)
     yield from _memory_lines(record, TerminalFormat(width, choose_alphabet(sys.stdout.encoding), gpus))
 
@@ -111,6 +107,8 @@ def _finding_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
     else:
         reported, noticed = None, ""
     for finding in list_findings(reported, record.no_gpu, None):
+        if record.headline is not None and record.headline.name == finding.name:
+            continue  # the report ends with it
         yield "finding", finding.text + (noticed if finding.name == "nonfinite_loss" else "")
         yield "next step", finding.next_step
 
@@ -127,7 +125,9 @@ def _device_lines(device: RecordedDevice) -> Iterator[tuple[str, str]]:
     yield from _known("headroom", device.min_headroom_bytes, lambda count: f"{format_bytes(count)} minimum{under}")
 
 
-def _error_lines(error: RecordedError, gpus: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _error_lines(
+    error: RecordedError, gpus: Mapping[str, str], headline: RecordedHeadline | None
+) -> Iterator[tuple[str, str]]:
     where = [
         error.phase or "",
         "" if error.steps is None else f"after {error.steps:,} step{'' if error.steps == 1 else 's'}",
@@ -143,10 +143,11 @@ def _error_lines(error: RecordedError, gpus: Mapping[str, str]) -> Iterator[tupl
     for device, memory in (error.memory or {}).items():
         limit = f" of {format_bytes(memory.limit_bytes)}" if memory.limit_bytes is not None else ""
         yield "in use", f"{format_bytes(memory.in_use_bytes)}{limit} on {device}"
-    if error.diagnosis:
+    is_last = headline is not None and headline.is_of(error)  # the report ends with it
+    if error.diagnosis and not is_last:
         yield "diagnosis", f"{error.diagnosis.name.replace('_', ' ')}: {error.diagnosis.evidence}"
         yield "next step", error.diagnosis.next_step
-    elif error.kind not in OOM_KINDS:  # records of earlier versions have no next step
+    elif error.kind not in OOM_KINDS and not is_last:  # records of earlier versions have no next step
         yield "next step", error.next_step or find_text_guide(error.kind, error.exception, error.text).next_step
     yield from _known("message", cut_middle(error.text, MAX_MESSAGE_CHARACTERS))
 

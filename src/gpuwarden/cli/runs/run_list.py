@@ -10,6 +10,7 @@ from gpuwarden.records.record import RunRecord
 
 MIN_NAME_WIDTH = 12  # columns
 MIN_WIDE_COLUMNS = 100  # columns of a terminal from which GPUs and users are shown
+MIN_CAUSE_COLUMNS = 130  # from which causes are
 
 
 def render_table(records: Sequence[RunRecord], gpus: Mapping[str, str], width: int) -> Iterator[str]:
@@ -19,6 +20,7 @@ def render_table(records: Sequence[RunRecord], gpus: Mapping[str, str], width: i
     """
     rows = [_row(each, gpus) for each in records]
     hidden = ("USER", "GPU") if width < MIN_WIDE_COLUMNS else () if gpus else ("GPU",)
+    hidden = hidden if width >= MIN_CAUSE_COLUMNS else (*hidden, "CAUSE")
     return render_list(rows, width, "NAME", MIN_NAME_WIDTH, hidden=hidden, right=("TIME", "STEPS", "PEAK"))
 
 
@@ -39,6 +41,7 @@ def _row(record: RunRecord, gpus: Mapping[str, str]) -> dict[str, str]:
         "TIME": format_elapsed(record.duration_seconds),
         "STEPS": "" if record.steps is None else format_count(record.steps),
         "PEAK": format_bytes(peak) if peak else "",
+        "CAUSE": record.headline.name.replace("_", " ") if record.headline else "",
     }
     return {title: sanitize(text) for title, text in cells.items()}
 

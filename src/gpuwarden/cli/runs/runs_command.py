@@ -6,6 +6,7 @@ Names and messages come from training processes; they are sanitized before they 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,12 @@ from typing import Any
 
 from gpuwarden.cli.common.api_client import ApiError, daemon_url, fetch_json, find_socket, unexpected_response
 from gpuwarden.cli.common.config_flags import load_config
-from gpuwarden.cli.common.terminal import terminal_width, write
+from gpuwarden.cli.common.terminal import complain, terminal_width, write
 from gpuwarden.cli.runs.run_details import render_details
 from gpuwarden.cli.runs.run_list import render_table
+from gpuwarden.cli.runs.stored_runs import list_folders, read_runs
 from gpuwarden.cli.top.state_reader import fetch_gpu_numbers
 from gpuwarden.config.schema import Config
-from gpuwarden.config.state_folder import find_database_folder, find_user_database_folder
 from gpuwarden.formatting import sanitize
 from gpuwarden.records.record import MAX_LISTED, RunRecord, record_from_json
 from gpuwarden.records.record_json import RunRecordError
@@ -58,12 +59,13 @@ def render_list(config: Config, which: Sequence[str], limit: int | None, *, as_j
             unread.append(f"{_describe_run(each)} cannot be read: {sanitize(str(error))}")
     if not records:
         raise OSError(None, f"this version cannot read any of the {len(found)} runs; {unread[0]}")
-    pages = f"page of a run: {_page(config, answer, 'RUN')}"
-    return "\n".join([*render_table(records, fetch_gpu_numbers(config.api), terminal_width()), *unread, pages]) + "\n"
+    page = _page(config, answer, "RUN")
+    pages = [f"page of a run: {page}"] if page else []
+    return "\n".join([*render_table(records, fetch_gpu_numbers(config.api), terminal_width()), *unread, *pages]) + "\n"
 
 
 def render_run(config: Config, prefix: str, *, as_json: bool) -> str:
-    """Return one run, chosen by a prefix of its ID or by its name, as a report or as JSON. Raises OSError."""
+    """Return one run, chosen as `fetch_run` does, as a report or as JSON. Raises OSError."""
     answer = _fetch_runs(config)
     whole = _find_run(config, answer, prefix)
     if as_json:
@@ -73,8 +75,13 @@ def render_run(config: Config, prefix: str, *, as_json: bool) -> str:
     return "\n".join(render_details(record, fetch_gpu_numbers(config.api), terminal_width(), page)) + "\n"
 
 
-def _page(config: Config, answer: Mapping[str, Any], run_id: str) -> str:
-    """Return the URL of a run's page, below the URL of pages in the daemon's answer; its path if that is unknown."""
+def _page(config: Config, answer: Mapping[str, Any], run_id: str) -> str | None:
+    """Return the URL of a run's page, below the URL of pages in the daemon's answer; its path if that is unknown.
+
+    None without a daemon, as its database has none.
+    """
+    if answer.get("url", "") is None:
+        return None
     listen = config.web.listen
     url = answer.get("url", daemon_url(listen) if listen.port else "")
     return f"{sanitize(str(url))}{RUN_PAGE}{urllib.parse.quote(run_id, safe='')}"
@@ -89,18 +96,28 @@ def read_record(whole: Any) -> RunRecord:
 
 
 def fetch_run(config: Config, prefix: str) -> Any:
-    """Return the daemon's answer for one run, chosen by a prefix of its ID or by its name. Raises OSError."""
+    """Return the record of one run as JSON. Raises OSError.
+
+    It is chosen by a prefix of its ID, as the last that began (`last`), or as the newest whose name is, or begins so.
+    """
     return _find_run(config, _fetch_runs(config), prefix)
 
 
 def _find_run(config: Config, answer: Mapping[str, Any], prefix: str) -> Any:
     runs = [each for each in (*answer["live"], *answer["past"]) if isinstance(each, dict)]
+    runs.sort(key=lambda each: float(each.get("began_timestamp_seconds", 0)), reverse=True)
     found: dict[str, Any] = {}
-    for each in runs:
-        if str(each.get("run_id", "")).startswith(prefix):
-            found.setdefault(str(each["run_id"]), each)  # an ID is unique until the next boot; the newest comes first
-    if not found and (named := next((each for each in runs if each.get("name") == prefix), None)):
-        found[str(named.get("run_id"))] = named  # the newest of that name
+    for each in runs if prefix != "last" else runs[:1]:
+        if prefix == "last" or str(each.get("run_id", "")).startswith(prefix):
+            found.setdefault(str(each.get("run_id")), each)  # an ID is unique until the next boot
+    if not found:
+        named = [each for each in runs if str(each.get("name", "")).startswith(prefix)]
+        named = [each for each in named if each.get("name") == prefix] or named
+        found = {str(each.get("run_id")): each for each in named[:1]}
+        if len(named) > 1:
+            complain(
+                f"the newest of {len(named)} runs of a name that begins with {sanitize(prefix)}: {', '.join(found)}"
+            )
     if len(found) > 1 and prefix not in found:
         some = ", ".join(sanitize(run_id) for run_id in list(found)[:8])
         raise OSError(None, f"{sanitize(prefix)} matches {len(found)} runs: {some}")
@@ -135,8 +152,20 @@ def _fetch(config: Config, path: str, socket: Path | None = None) -> Any:
         if path.startswith("/") and error.status == HTTPStatus.NOT_FOUND:
             return None
         if error.status is None:
-            raise OSError(None, f"{error.strerror}. {_describe_folders(config, {})}") from None
+            return _read_stored(config, path, error)
         raise
+
+
+def _read_stored(config: Config, path: str, error: ApiError) -> Any:
+    """Return the answer of a daemon that does not answer, from its database. Raises OSError."""
+    run_id = urllib.parse.unquote(path[1:]) if path.startswith("/") else None
+    for folder in list_folders(config):
+        with contextlib.suppress(OSError):
+            answer = read_runs(folder, run_id)
+            if run_id is None:
+                complain(f"{error.strerror}. These are the records in {sanitize(str(folder))}")
+            return answer
+    raise OSError(None, f"{error.strerror}. {_describe_folders(config, {})}") from None
 
 
 def _describe_folders(config: Config, answer: Mapping[str, Any]) -> str:
@@ -144,9 +173,7 @@ def _describe_folders(config: Config, answer: Mapping[str, Any]) -> str:
         return f"Run records are in {sanitize(str(answer['folder']))}"
     if answer:
         return "This daemon does not store finished runs on disk (option `records`)"
-    own = find_user_database_folder()
-    folders = [config.records.path, find_database_folder(config.records), own if own and own.is_dir() else None]
-    names = dict.fromkeys(sanitize(str(folder)) for folder in folders if folder)
+    names = [sanitize(str(folder)) for folder in list_folders(config)]
     return f"Run records are in {' or '.join(names)}" if names else "Run records are not stored"
 
 

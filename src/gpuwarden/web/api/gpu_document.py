@@ -66,6 +66,7 @@ class MigDocument:
     memory_reserved_bytes: Annotated[Number, MigReadings.memory_reserved_bytes] = None
     memory_in_use_bytes: Annotated[int | None, _IN_USE] = None
     headroom_bytes: Annotated[Number, _HEADROOM] = None
+    headroom_at_peak_bytes: Annotated[Number, "That headroom at the run's memory peak."] = None
     headroom_ratio: Annotated[Number, _SHARE] = None
     headroom_run_id: Annotated[str | None, "Run that has the least headroom."] = None
     pressure: Annotated[Mapping[str, str] | None, _PRESSURE] = None
@@ -96,6 +97,7 @@ class GpuDocument:
     memory_used_peak_bytes: Annotated[Numbers, GpuReadings.memory_used_peak_bytes] = None
     memory_in_use_bytes: Annotated[int | None, _IN_USE] = None
     headroom_bytes: Annotated[Number, _HEADROOM] = None
+    headroom_at_peak_bytes: Annotated[Number, "That headroom at the run's memory peak."] = None
     headroom_ratio: Annotated[Number, _SHARE] = None
     headroom_run_id: Annotated[str | None, "Run that has the least headroom."] = None
     temperature_celsius: Annotated[Numbers, GpuReadings.temperature_celsius] = None
@@ -195,7 +197,13 @@ def _memory_by_device(runs: Iterable[RunSnapshot]) -> Mapping[str, Mapping[str, 
             if headroom is not None:
                 ratio = headroom_ratio(headroom, memory.current)
                 if ratio < device.get("headroom_ratio", float("inf")):
-                    device |= {"headroom_bytes": headroom, "headroom_ratio": ratio, "headroom_run_id": run.peer.run_id}
+                    at_peak = run.headroom_at_peak.get(uuid)
+                    device |= {
+                        "headroom_bytes": headroom,
+                        "headroom_at_peak_bytes": at_peak,
+                        "headroom_ratio": ratio,
+                        "headroom_run_id": run.peer.run_id,
+                    }
     return found
 
 

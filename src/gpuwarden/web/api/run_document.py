@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 from urllib.parse import quote
 
@@ -16,7 +16,7 @@ from gpuwarden.protocol.messages import DeviceMemory
 from gpuwarden.records.figure import FigureOf
 from gpuwarden.records.part_readers import read_diagnosis
 from gpuwarden.records.record import DeviceFigures, DeviceSource, RunFigures, RunSource
-from gpuwarden.records.record_parts import RecordedDiagnosis
+from gpuwarden.records.record_parts import RecordedDiagnosis, RecordedHeadline
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 from gpuwarden.web.api.api_paths import RUNS
@@ -53,6 +53,7 @@ class _StateSource(RunSource):
     state: State
     troubles: Sequence[Trouble]
     steps_per_second: float | None
+    headline: RecordedHeadline | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,8 @@ class RunDocument(RunFigures):
     steps_per_second: Number = _run(lambda of: of.steps_per_second, "Steps per second over the last minute, or since its start; absent in its first seconds.")
     findings: Sequence[FindingDocument] = _run(lambda of: _findings(of.run), "Findings about the run, each with its next step.", default=())
     stall: StallDocument | None = _run(lambda of: StallDocument(of.run.stall.seconds, of.run.stall.cause) if of.run.stall else None, "Present while it is stalled.")
+    headline: RecordedHeadline | None = _run(
+        lambda of: replace(of.headline, holder=None) if of.headline else None, "Headline of a run that has ended, without `holder`.")
     diagnosis: RecordedDiagnosis | None = _run(lambda of: read_diagnosis(of.run.diagnosis), "Diagnosis of its last out-of-memory error.")
     batch_size_advice: str | None = _run(lambda of: of.run.batch_size_advice.text if of.run.batch_size_advice else None, "Batch size that would fit, in a sentence.")
     host_memory_bytes: Number = _run(_host_memory, "Host memory of its processes (resident).")
@@ -181,25 +184,27 @@ class RunDocument(RunFigures):
 
 
 def run_documents(
-    status: BoxStatus, user_name: Callable[[int], str], pace: Callable[[str], float | None]
+    status: BoxStatus,
+    user_name: Callable[[int], str],
+    pace: Callable[[str], float | None],
+    find_headline: Callable[[str], RecordedHeadline | None],
 ) -> tuple[list[RunDocument], int]:
     """Return the runs of a poll, those that go on first, then the worst, then the newest; and how many are left out.
 
-    `pace` returns the steps a second of a run by its id.
+    `pace` returns the steps a second of a run by its id, `find_headline` its headline.
     """
     ordered = sorted(status.runs, key=lambda each: (not each[0].up, HEALTH_RANK[worst(each[1])], -each[0].began))
-    chosen = [_read(run, troubles, status.state, user_name, pace) for run, troubles in ordered[:MAX_RUNS]]
+    chosen = []
+    for run, troubles in ordered[:MAX_RUNS]:
+        user, run_id = user_name(run.peer.uid), run.peer.run_id
+        source = _StateSource(
+            run,
+            None if user == str(run.peer.uid) else user,
+            run.report if run.current else None,
+            status.state,
+            troubles,
+            pace(run_id) if run.up else None,
+            None if run.up else find_headline(run_id),
+        )
+        chosen.append(_run.read(RunDocument, source))
     return chosen, len(ordered) - len(chosen)
-
-
-def _read(
-    run: RunSnapshot,
-    troubles: Sequence[Trouble],
-    state: State,
-    user_name: Callable[[int], str],
-    pace: Callable[[str], float | None],
-) -> RunDocument:
-    user = user_name(run.peer.uid)
-    name = None if user == str(run.peer.uid) else user
-    speed = pace(run.peer.run_id) if run.up else None
-    return _run.read(RunDocument, _StateSource(run, name, run.report if run.current else None, state, troubles, speed))

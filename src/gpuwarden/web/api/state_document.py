@@ -17,6 +17,7 @@ from gpuwarden.history.series import HistorySeries
 from gpuwarden.host.host_reader import Host
 from gpuwarden.nvml.troubleshooting import suggest_fix
 from gpuwarden.owners.kinds import OWNER_KINDS
+from gpuwarden.records.record_parts import RecordedHeadline
 from gpuwarden.state import State
 from gpuwarden.web.api.document import API_VERSION, VERSION_MEANING, render_json
 from gpuwarden.web.api.gpu_document import GpuDocument, Number, gpu_documents
@@ -38,6 +39,7 @@ class StateInputs:
     started: float  # start of the daemon, in Unix time
     slow_interval: float  # seconds
     fitness: Assessment | None = None
+    find_headline: Callable[[str], RecordedHeadline | None] = lambda _run_id: None  # of a run, by its ID
 
 
 # fmt: off
@@ -158,7 +160,7 @@ def render_state(seen: StateInputs) -> bytes:
     """Return `/api/v1/state`; about 2 ms for 8 GPUs and 8 runs."""
     state = seen.state
     status = box_status(state)
-    runs, runs_dropped = run_documents(status, seen.user_name, seen.series.pace)
+    runs, runs_dropped = run_documents(status, seen.user_name, seen.series.pace, seen.find_headline)
     held = [(gpu, process) for gpu in state.snapshot.gpus for process in gpu.processes]
     held.sort(key=lambda pair: pair[1].memory or 0, reverse=True)
     document = BoxDocument(

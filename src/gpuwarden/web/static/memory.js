@@ -46,11 +46,11 @@ export function memory(of) {
 
 // Used memory and headroom in numbers.
 export function memoryFacts(of) {
-  const { memory_size_bytes: total, headroom_bytes: left, headroom_ratio: share } = of;
+  const { memory_size_bytes: total, headroom_bytes: left, headroom_at_peak_bytes: atPeak, headroom_ratio: share } = of;
   const whole = usage(of);
   return [
     known(total) ? fact("Memory used", whole ? amount(whole.used) : "-", { note: usedNote(total, whole) }) : null,
-    known(left) ? fact("Headroom", amount(left), { level: ofMemory(of), note: known(share) ? `${percent(share)} free${severalRuns(of) ? " for the run with the least headroom" : ""}` : "free memory" }) : null,
+    known(left) ? fact(known(atPeak) ? "Headroom at peak" : "Headroom", amount(atPeak ?? left), { level: ofMemory(of), note: known(share) ? `${known(atPeak) ? `now ${amount(left)}, ` : ""}${percent(share)} free${severalRuns(of) ? " for the run with the least headroom" : ""}` : "free memory" }) : null,
   ];
 }
 

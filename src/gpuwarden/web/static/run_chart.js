@@ -172,12 +172,12 @@ function wholeRun(view, device) {
   const rows = [];
   timeline.ended_seconds.forEach((ended, place) => {
     const row = (seconds) => ({
-      at: began + seconds, inUse: timeline.highest_bytes[place], peak: timeline.peak_bytes[place], limit: known(timeline.headroom_bytes?.[place]) ? timeline.highest_bytes[place] + timeline.headroom_bytes[place] : null,
+      at: began + seconds, inUse: timeline.highest_bytes[place], peak: timeline.peak_bytes[place],
       others: timeline.others_bytes?.[place], epoch: timeline.epoch?.[place], batch: timeline.batch_size?.[place],
     });
     const start = timeline.began_seconds[place];
     const before = place ? timeline.ended_seconds[place - 1] : null;
-    if (before !== null && start - before > GAP_SECONDS) rows.push({ at: began + before + GAP_SECONDS / 2, inUse: null, peak: null, limit: null }, row(start));
+    if (before !== null && start - before > GAP_SECONDS) rows.push({ at: began + before + GAP_SECONDS / 2, inUse: null, peak: null }, row(start));
     else if (before === null && start < ended) rows.push(row(start));
     if (!rows.length || began + ended > rows.at(-1).at) rows.push(row(ended));
   });
@@ -188,17 +188,22 @@ function wholeRun(view, device) {
 // The last seconds, from the daemon's history and what this page has seen.
 function lastSeconds(view, device, seconds) {
   const { times, column } = view.past;
-  const key = `run ${view.record.run_id} ${device.uuid}`;
-  const [inUse, left] = [column(`${key} memory_in_use_bytes`), column(`${key} headroom_bytes`)];
-  const rows = times.map((at, place) => ({ at, inUse: inUse[place], peak: null, limit: known(inUse[place]) && known(left[place]) ? inUse[place] + left[place] : null }));
+  const inUse = column(`run ${view.record.run_id} ${device.uuid} memory_in_use_bytes`);
+  const rows = times.map((at, place) => ({ at, inUse: inUse[place], peak: null }));
   const first = rows.findIndex((row) => known(row.inUse) && row.at >= times.at(-1) - seconds); // what is known fills the width
   const shown = first < 0 ? rows.slice(-1) : rows.slice(first);
   return complete(view, device, shown, shown[0]?.at ?? view.now, shown.at(-1)?.at ?? view.now);
 }
 
+// What the run could use when it used the most, in all: of one moment, so that it is a limit.
+function limitOf({ memory_peak_bytes: peak, headroom_at_peak_bytes: left, memory_limit_bytes: own }) {
+  return known(peak) && known(left) ? peak + left : own ?? null;
+}
+
 function complete(view, device, rows, from, to) {
   const column = (name) => rows.map((row) => row[name] ?? null);
-  const [times, inUse, peak, limit] = ["at", "inUse", "peak", "limit"].map(column);
+  const [times, inUse, peak] = ["at", "inUse", "peak"].map(column);
+  const limit = times.map(() => limitOf(device));
   const forecast = forecastOf(view, device, [limit, inUse, peak].map((values) => values.findLast(known)));
   const seconds = Math.max(to - from, 1);
   let end = to;

@@ -4,7 +4,7 @@ import { bounded, mark } from "./marks.js";
 import { highestPeak } from "./memory.js";
 import { copyable } from "./run_copy.js";
 import { count } from "./run_figures.js";
-import { diagnosed, outcome } from "./run_summary.js";
+import { outcome } from "./run_summary.js";
 import { h, prose } from "./tree.js";
 import { amount, capital, clock, errorKind, errorWords, known, lasting, percent, plain, short, step } from "./words.js";
 
@@ -30,12 +30,12 @@ export function errors({ record }, key = "errors") {
   return section(key, "Errors",
     counts.reduce((sum, [, number]) => sum + number, 0) > reported.length ? h("p", {}, counts.map(([kind, number]) => `${errorKind(kind)}${number > 1 ? ` × ${count(number)}` : ""}`).join(", "), ".") : null,
     hidden ? [h("p", {}, "Messages can have paths and names, so this page does not show them. The run's user and root can read them on the host:"), copyable(`gpuwarden runs show ${record.run_id}`)] : null,
-    bounded(reported.map((each) => error(each, hidden, record.outcome === "out_of_memory" && each === diagnosed(record))), MAX_ERRORS, "errors", "ol", { class: "lines errors" }));
+    bounded(reported.map((each) => error(each, hidden, record.headline)), MAX_ERRORS, "errors", "ol", { class: "lines errors" }));
 }
 
-// `explained`: the page has begun with its diagnosis.
-function error(each, hidden, explained) {
+function error(each, hidden, headline) {
   const { timestamp_seconds: at, kind, exception, text, frame, phase, steps, allocations = [], diagnosis, next_step: next } = each;
+  const explained = headline && (diagnosis ? diagnosis.evidence === headline.evidence : next === headline.next_step); // the page has begun with it
   const when = [phase, known(steps) ? `after ${count(steps)} steps` : null].filter(Boolean).join(" ");
   return h("li", { "data-key": `${at} ${exception}` },
     h("time", { datetime: new Date(at * 1000).toISOString() }, clock(at)), " ", h("b", {}, h("bdi", {}, short(exception))), errorWords(kind), when ? `, ${when}` : null,

@@ -8,16 +8,6 @@ import { h, prose } from "./tree.js";
 import { capital, clock, known, lasting, plain, rate, short } from "./words.js";
 
 const LEVELS = { ...OUTCOME_SEVERITY, running: "ok", finished: "ok", unknown: "unknown" }; // of states
-const CAUSES = {
-  host_input: "The input pipeline used up the host's memory",
-  leak: "Memory kept growing until none was left",
-  co_tenant: "Another process took the memory",
-  fragmentation: "Enough memory was free, but not in one piece",
-  phase_peak: "One phase needed more memory than training",
-  too_big: "The model does not fit",
-  batch_too_large: "The batch does not fit",
-  unknown: "No known cause",
-};
 const ENDINGS = {
   finished: "Finished", failed: "Failed", out_of_memory: "Out of memory", killed: "Killed", crashed: "Crashed", unknown: "Ended, outcome unknown",
 };
@@ -28,7 +18,8 @@ const CENSUS = "gpuwarden run --census -- python train.py";
 export function outcome(view) {
   const { record, run } = view;
   const state = record.state ?? record.outcome ?? "running";
-  return { text: plain(state), level: run ? problems(view)[0]?.level ?? run.condition : LEVELS[state] ?? "warning" };
+  const ended = state === "finished" && record.headline ? "warning" : LEVELS[state] ?? "warning";
+  return { text: plain(state), level: run ? problems(view)[0]?.level ?? run.condition : ended };
 }
 
 // Problems of a running run and of its GPUs, the worst first. The run has those of a GPU that does not respond, and of memory, itself.
@@ -103,30 +94,15 @@ function forecast({ record, at, now }, device, level) {
   };
 }
 
-// Diagnosis of the last out-of-memory error.
-export const diagnosed = (record) => (record.reported_errors ?? []).findLast(({ diagnosis }) => diagnosis);
-
 function ended(record, level) {
-  const error = diagnosed(record);
-  const isOom = record.outcome === "out_of_memory";
-  if (error && isOom) {
-    const { name, evidence, next_step: step, code } = error.diagnosis;
-    const text = `Out of ${error.kind === "host_oom" ? "host" : "GPU"} memory: ${lower(CAUSES[name] ?? plain(name))}`;
-    return { text, said: text, level, body: [h("p", { class: "evidence" }, prose(evidence)), nextStep(step), code ? copyable(code) : null, record.evidence ? h("p", { class: "about" }, capital(record.evidence), ".") : null] };
-  }
-  const reported = (record.reported_errors ?? []).at(-1);
-  const name = record.outcome === "failed" && reported ? `: ${reported.exception}` : "";
-  const text = `${ENDINGS[record.outcome] ?? capital(plain(record.outcome))}${name || ` after ${lasting(record.duration_seconds)}`}`;
-  const step = record.outcome === "finished" ? null : reported?.next_step;
-  return { text, said: text, level, body: [record.evidence ? h("p", {}, h("bdi", {}, capital(record.evidence)), ".") : null, step ? nextStep(step) : null, advice(record), loss(record)] };
+  const { text: cause, holder, evidence, next_step: step, code } = record.headline ?? {};
+  const text = cause ?? `${ENDINGS[record.outcome] ?? capital(plain(record.outcome))} after ${lasting(record.duration_seconds)}`;
+  const about = record.evidence && record.evidence !== evidence ? h("p", { class: "about" }, h("bdi", {}, capital(record.evidence)), ".") : null;
+  const reasons = [holder, evidence].filter(Boolean).map((each) => h("p", { class: "evidence" }, prose(each)));
+  return { text, said: text, level, body: [reasons, step ? nextStep(step) : null, code ? copyable(code) : null, about, code ? null : advice(record)] };
 }
 
-const lower = (text) => text.charAt(0).toLowerCase() + text.slice(1);
 const nextStep = (text) => h("p", { class: "step" }, h("b", {}, "Next step: "), prose(text));
-
-function loss({ nonfinite_loss: found }) {
-  return found ? h("p", {}, `The loss was NaN or infinite, first by step ${found.first_step}.`) : null;
-}
 
 function advice(record) {
   return record.batch_size_advice ? h("p", {}, record.batch_size_advice.text) : null;

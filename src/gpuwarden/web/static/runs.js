@@ -37,7 +37,7 @@ export function runs(state, places, charts, open) {
   ]);
 }
 
-const COLUMNS = [["Run", ""], ["GPU", "number"], ["State", "wide"], ["Headroom", "number"], ["In use", "number wide"], ["Steps/s", "number wide"], ["Input wait", "number wide"]];
+const COLUMNS = [["Run", ""], ["GPU", "number"], ["State", "wide"], ["Headroom at peak", "number"], ["In use", "number wide"], ["Steps/s", "number wide"], ["Input wait", "number wide"]];
 
 function table(rows) {
   return h("table", { class: "runs" },
@@ -53,7 +53,7 @@ function row(run, places, isOpen) {
       run.user ? h("span", { class: "note" }, ` ${run.user}`) : null, " · ", page(run), isOpen ? null : troubles(run.troubles, "")],
     where(run, places, "none", "?"),
     doing(run),
-    known(tight?.headroom_bytes) ? amount(tight.headroom_bytes) : "-",
+    known(tight?.headroom_bytes) ? amount(tight.headroom_at_peak_bytes ?? tight.headroom_bytes) : "-",
     inUse(devices) ?? "-",
     known(run.steps_per_second) ? pace(run.steps_per_second) : "-",
     known(run.input_wait_ratio) ? percent(run.input_wait_ratio) : "-",
@@ -105,12 +105,13 @@ function card(run, places, charts, closable) {
 }
 
 function line(run) {
-  const bad = run.condition !== "ok";
+  const level = run.condition === "ok" && run.headline ? "warning" : run.condition;
+  const bad = level !== "ok";
   return h("li", { id: anchor(run), "data-key": run.run_id, tabindex: "-1" },
-    bad ? mark(run.condition) : null, " ", h("b", {}, h("bdi", {}, short(run.name))), " ",
-    h("span", { class: bad ? run.condition : "" }, plain(run.state)),
+    bad ? mark(level) : null, " ", h("b", {}, h("bdi", {}, short(run.name))), " ",
+    h("span", { class: bad ? level : "" }, plain(run.state)),
     known(run.ended_timestamp_seconds) ? ` at ${clock(run.ended_timestamp_seconds)}` : "",
-    run.evidence ? [": ", h("bdi", {}, run.evidence)] : "", ". ", page(run), errors(run), findings(run), diagnosis(run));
+    run.evidence ? [": ", h("bdi", {}, run.evidence)] : "", ". ", page(run), headline(run));
 }
 
 const page = (run) => h("a", { href: `run/${encodeURIComponent(run.run_id)}` }, "details", h("span", { class: "unseen" }, ` of ${short(run.name)}`));
@@ -121,20 +122,27 @@ function tightest(devices) {
 
 function headroom(tight) {
   if (!known(tight.headroom_bytes)) return null;
+  const { headroom_at_peak_bytes: atPeak } = tight;
   const share = [
+    known(atPeak) ? `now ${amount(tight.headroom_bytes)}` : null,
     known(tight.headroom_ratio) ? `${percent(tight.headroom_ratio)} of its limit is free` : null,
     tight.headroom_limit_text,
     known(tight.headroom_in_step_bytes) ? `${amount(tight.headroom_in_step_bytes)} left within a step` : null,
   ].filter(Boolean).join(", ");
-  return fact("Headroom", amount(tight.headroom_bytes), { note: share, level: ofPressure(tight.pressure), ratio: tight.headroom_ratio ?? null });
+  return fact(known(atPeak) ? "Headroom at peak" : "Headroom", amount(atPeak ?? tight.headroom_bytes), { note: share, level: ofPressure(tight.pressure), ratio: tight.headroom_ratio ?? null });
 }
 
-const inUse = (devices) => (devices.some((each) => known(each.memory_in_use_bytes)) ? amount(devices.reduce((all, each) => all + (each.memory_in_use_bytes ?? 0), 0)) : null);
+// Memory of the GPU that the run fills the most, as its peak is in all lists.
+function inUse(devices) {
+  const used = devices.map((each) => each.memory_in_use_bytes).filter(known);
+  return used.length ? amount(Math.max(...used)) : null;
+}
 
 function held(devices) {
   const now = inUse(devices);
   const peak = highestPeak(devices);
-  return now ? fact("Memory in use", now, { note: known(peak) ? `peak ${amount(peak)}${devices.length > 1 ? " on one GPU" : ""}` : null }) : null;
+  const note = [known(peak) ? `peak ${amount(peak)}` : null, devices.length > 1 ? "on the fullest GPU" : null].filter(Boolean).join(", ");
+  return now ? fact("Memory in use", now, { note: note || null }) : null;
 }
 
 function speed(run) {
@@ -182,6 +190,10 @@ function errors(run) {
 
 function findings(run) {
   return (run.findings ?? []).map((each) => h("p", {}, prose(each.text), " ", h("b", {}, prose(each.next_step))));
+}
+
+function headline({ headline: found }) {
+  return found ? h("p", {}, h("b", {}, prose(found.text)), ". ", prose(found.next_step)) : null;
 }
 
 function diagnosis(run) {

@@ -56,12 +56,15 @@ function slice(gpu, each, users) {
     h("span", { class: `left ${ofMemory(each)}` }, leftText(each)), " ", who(gpu, users.get(each.uuid), []));
 }
 
-// What is left: of the run that has the least, or free memory.
+// What is left: of the run that has the least at its peak, as it will need that again, and now; or free memory.
 function leftText(of) {
   if (of.status && of.status !== "up") return SILENT[of.status] ?? "no answer";
   if (of.condition === "unknown") return "no readings";
   if (!known(of.headroom_bytes)) return "";
-  return [amount(of.headroom_bytes), h("span", { class: "unit" }, of.headroom_run_id ? " headroom" : " free")];
+  if (!of.headroom_run_id) return [amount(of.headroom_bytes), h("span", { class: "unit" }, " free")];
+  const atPeak = of.headroom_at_peak_bytes;
+  if (!known(atPeak)) return [amount(of.headroom_bytes), h("span", { class: "unit" }, " headroom")];
+  return [h("span", { class: "unseen" }, "headroom "), amount(atPeak), h("span", { class: "unit" }, ` at peak, now ${amount(of.headroom_bytes)}`)];
 }
 
 function heat(gpu) {

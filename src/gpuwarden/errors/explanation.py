@@ -7,11 +7,26 @@ from dataclasses import dataclass, replace
 
 from gpuwarden.errors.device_problems import XID_NOTICE
 from gpuwarden.errors.memory_problems import MEMORY_WAS_SHORT
-from gpuwarden.errors.problems import ANY
+from gpuwarden.errors.problems import ANY, Problem
 from gpuwarden.errors.program_problems import PROGRAM_ERROR
 from gpuwarden.errors.recognition import find_step
 from gpuwarden.errors.run_problems import NAN_LOSS, RANK_FAILED
-from gpuwarden.explain.events import ErrorEvent
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorEvent:
+    """One error of a log or a run record. `text` is its message, `frame` the innermost line of the user's own code.
+
+    `warning` is True if the program could go on. `repeats` counts later ones that are alike, of any source.
+    """
+
+    line: int
+    problem: Problem
+    text: str
+    source: str = ""
+    frame: str = ""
+    warning: bool = False
+    repeats: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +50,9 @@ def explain_events(events: Sequence[ErrorEvent]) -> Explanation | None:
     rest = [event for event in events if event is not root]
     followers = [event for event in rest if _is_follower(event, root, explained)]
     if (
-        not root.frame and root.problem is not PROGRAM_ERROR
+        not root.frame and root.problem.name != PROGRAM_ERROR.name
     ):  # such as a signal, whose place is in faulthandler's report
-        frames = (each.frame for each in rest if (each.problem, each.source) == (root.problem, root.source))
+        frames = (each.frame for each in rest if (each.problem.name, each.source) == (root.problem.name, root.source))
         root = replace(root, frame=next(filter(None, frames), ""))
     step = find_step(root.problem, root.text, "\n".join(each.text for each in rest))
     root = replace(root, problem=replace(root.problem, first_step=step))
@@ -57,20 +72,20 @@ def _find_root(events: Sequence[ErrorEvent]) -> ErrorEvent:
 
 def _rank(event: ErrorEvent) -> int:
     """Return how little an error can be the first cause."""
-    if event.problem is MEMORY_WAS_SHORT:
+    if event.problem.name == MEMORY_WAS_SHORT.name:
         return 6
-    if event.problem is RANK_FAILED:
+    if event.problem.name == RANK_FAILED.name:
         return 5
     if ANY in event.problem.follows:
         return 4
     if event.warning or event.problem.name == XID_NOTICE.name:
         return 3
-    if event.problem is PROGRAM_ERROR:
+    if event.problem.name == PROGRAM_ERROR.name:
         return 2
-    return 1 if event.problem is NAN_LOSS else 0
+    return 1 if event.problem.name == NAN_LOSS.name else 0
 
 
 def _is_follower(event: ErrorEvent, root: ErrorEvent, explained: set[str]) -> bool:
     if ANY in event.problem.follows or event.problem.name == root.problem.name:
         return True
-    return event.problem.name in explained or (event.problem is PROGRAM_ERROR and event.line >= root.line)
+    return event.problem.name in explained or (event.problem.name == PROGRAM_ERROR.name and event.line >= root.line)

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
+from gpuwarden.errors.explanation import Explanation, explain_events
 from gpuwarden.explain.events import read_events
-from gpuwarden.explain.explanation import Explanation, explain_events
 from gpuwarden.xid.codes import CASES, XIDS, Xid, find_xid
 
 FORMS = (
