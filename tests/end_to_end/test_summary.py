@@ -58,5 +58,6 @@ def test_summary(tmp_path: Path, mock_nvml: MockNvml) -> None:
     assert "headroom at least " in line
     assert lines.index(line) < lines.index("after the fit")
     assert lines.count("after the fit") == 1
-    assert [each.split()[1] for each in diagnosis] == ["out", "next"], lines[-5:]
+    assert diagnosis[0].startswith("gpuwarden: Out of GPU memory"), lines[-5:]
+    assert diagnosis[-1].startswith("gpuwarden: next step: "), lines[-5:]
     assert any("ResourceExhaustedError" in each for each in lines[: lines.index(diagnosis[0])])

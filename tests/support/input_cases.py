@@ -123,7 +123,8 @@ def case_slow_validation(fit: Callable[..., Any]) -> None:
 
 
 def case_several_steps_an_execution(fit: Callable[..., Any]) -> None:
-    fit(model(steps_per_execution=4), x=Batches(SLOW))
+    # The buffer is read once a second, and no longer known when the fit ends.
+    fit(model(steps_per_execution=4), x=Batches(SLOW, 2 * STEPS))
 
 
 def case_data_is_released(fit: Callable[..., Any]) -> Any:
