@@ -100,6 +100,7 @@ PATTERNS = (
         r"Out of memory ((while )?trying to allocate|allocating \d)",
         r"ran out of memory (in memory space|(while )?trying to)",
         r"Failed to allocate (request for|memory)",
+        r"Free memory on device .{1,60} is less than desired",  # vLLM, which reserves its part at the start
         r"would exceed allowed memory",  # torch, with an allocator that is CUDA's
         # XLA on a TPU
         r"would exceed memory",
