@@ -42,7 +42,7 @@ def test_the_interpreter_is_not_resolved(environment: FakeEnvironment, tmp_path:
 
 
 def test_without_a_framework_each_is_skipped(environment: FakeEnvironment, tmp_path: Path) -> None:
-    """With the environment that it is missing in."""
+    """Checks of a framework that is missing are skipped, and name the environment that lacks it."""
     results = check(environment, tmp_path)
     assert [results[f"{each}.installed"].status for each in ("tensorflow", "torch", "jax")] == ["skip"] * 3
     assert results["tensorflow.installed"].found.startswith("TensorFlow is not installed in ")

@@ -41,7 +41,7 @@ KILLED = "killed by the kernel's OOM killer: its cgroup was out of memory (kerne
     ],
 )
 def test_a_death_is_judged_by_its_record(record: RunRecord, problem: str, first_cause: str) -> None:
-    """What was recorded is the first cause, and no cause has a check of what is free now."""
+    """The recorded cause comes first, and no cause has a check of the memory that is free now."""
     explanation = explain_events(list(list_run_events(record)))
     assert explanation is not None
     found = explanation.root.problem

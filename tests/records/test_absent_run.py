@@ -122,7 +122,7 @@ def test_kill_for_memory(process: subprocess.Popen[bytes], tmp_path: Path) -> No
 def test_folder_with_something_else(
     process: subprocess.Popen[bytes], tmp_path: Path, put: Callable[[Path], object]
 ) -> None:
-    """What is no log is no evidence, and nothing waits for it."""
+    """Anything but a log is no evidence, and nothing waits for it."""
     folder = tmp_path / "logs"
     folder.mkdir()
     record = record_of(process, folder)

@@ -153,7 +153,7 @@ def test_record_survives_json() -> None:
 
 
 def test_totals_of_two_daemons_are_added() -> None:
-    """What each daemon counted itself is added, and the larger peak is kept."""
+    """Counts of each daemon are added, and the larger peak is kept."""
     before = replace(
         example_record(), stalls=2, xids={"31": 1}, throttled_seconds={"sw_power_cap": 5.0}, host_memory_peak_bytes=9
     )

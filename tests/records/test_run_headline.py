@@ -51,7 +51,7 @@ def text_of(record: RunRecord) -> str | None:
 
 
 def test_named_holder_is_the_diagnosis() -> None:
-    """What a census names is the cause, and never the advice to take one; a build without CUDA is no cause of it."""
+    """The holder that a census names is the cause, without advice to take one; a build without CUDA is no cause."""
     headline = died("unknown", census=CENSUS, no_gpu="cpu_build").headline
     assert headline is not None
     assert headline.text == "Out of host memory: tensors that the program keeps fill it"

@@ -74,15 +74,17 @@ def box_status(state: State) -> BoxStatus:
     recent = [
         each for each in state.runs if each.ending and state.snapshot.time - each.ending.at < thresholds.DIED_SECONDS
     ]
-    box += _of_runs((run for run in state.runs if run.up), of_subject)  # before all else: what they lose can be saved
+    box += _list_run_troubles(
+        (run for run in state.runs if run.up), of_subject
+    )  # before all else: what they lose can be saved
     for gpu in state.snapshot.gpus:
         name, uuid = f"GPU {gpu.identity.index}", gpu.identity.uuid
         box += [replace(trouble, name=name, uuid=uuid) for trouble in of_subject[uuid]]
-    box += _of_runs((run for run in recent if not run.up), of_subject)
+    box += _list_run_troubles((run for run in recent if not run.up), of_subject)
     return BoxStatus(state, gpus, runs, _worst_first(box))
 
 
-def _of_runs(runs: Iterable[RunSnapshot], of_subject: Mapping[str, Collection[Trouble]]) -> Iterator[Trouble]:
+def _list_run_troubles(runs: Iterable[RunSnapshot], of_subject: Mapping[str, Collection[Trouble]]) -> Iterator[Trouble]:
     for run in runs:
         for trouble in of_subject.get(run.peer.run_id, ()):
             yield replace(trouble, name=f"run {run.hello.name}", run_id=run.peer.run_id)

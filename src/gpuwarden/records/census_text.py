@@ -14,7 +14,7 @@ MAIN_HOLDER_RATIO = 0.5  # of the memory, from which what one name keeps is the 
 
 def find_main_holder(census: RecordedCensus) -> str | None:
     """Return a sentence that names what keeps most of the memory; None if no name does."""
-    total = _in_use(census)
+    total = _compute_bytes_in_use(census)
     main = next((each for each in census.groups if each.holder), None)
     if main is None or main.size_bytes < MAIN_HOLDER_RATIO * total:
         return None
@@ -26,7 +26,7 @@ def list_holders(census: RecordedCensus) -> Iterator[str]:
 
     Ratios are of the allocators' bytes in use. Tensors can have more than that: TensorFlow's may share a buffer.
     """
-    total = _in_use(census)
+    total = _compute_bytes_in_use(census)
     if not total:
         return
     large = [each for each in census.groups if each.size_bytes >= MIN_HOLDER_RATIO * total]
@@ -52,5 +52,5 @@ def _describe_tensors(tensors: RecordedTensors) -> str:
     return " ".join(words)
 
 
-def _in_use(census: RecordedCensus) -> int:
+def _compute_bytes_in_use(census: RecordedCensus) -> int:
     return max(census.in_use_bytes or 0, census.tensor_bytes)
